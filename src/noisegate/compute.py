@@ -1,0 +1,40 @@
+"""Where and how to compute. `Compute` changes speed, not meaning, and is no part of a run's name."""
+
+from dataclasses import dataclass
+
+import torch
+
+from noisegate import checks
+from noisegate.errors import SpecError
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Device and size of the work.
+
+    device: "auto" takes a CUDA device if there is one.
+    threads: CPU threads of torch; None leaves torch's own choice.
+    chunk: most per-example gradients that may exist at once where they have to exist at all.
+    """
+
+    device: str = "auto"
+    threads: int | None = None
+    chunk: int = 128
+
+    def __post_init__(self) -> None:
+        checks.one_of(DEVICES, device=self.device)
+        checks.count(chunk=self.chunk)
+        if self.threads is not None:
+            checks.count(threads=self.threads)
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise SpecError("device = 'cuda': torch sees no CUDA device here; use --device cpu or auto")
+
+    def resolve(self) -> torch.device:
+        """The device to use, with the thread count set for this process."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)

@@ -1,0 +1,30 @@
+"""Everything noisegate raises on purpose.
+
+NoisegateError
+├── SpecError      a setting has a wrong name, type or value (also a ValueError)
+├── DataError      a data set is missing, damaged, or does not fit
+├── PrivacyError   a guarantee that was asked for cannot be given
+└── StoreError     a run folder cannot be written, read or resumed
+
+A message says what, which value, which rule, and what to do. The command line prints it on one line and exits with 2.
+"""
+
+
+class NoisegateError(Exception):
+    """Base of every error that noisegate raises on purpose."""
+
+
+class SpecError(NoisegateError, ValueError):
+    """A setting has a wrong name, type or value."""
+
+
+class DataError(NoisegateError):
+    """A data set is missing, damaged, or does not fit the request."""
+
+
+class PrivacyError(NoisegateError):
+    """A privacy guarantee that was asked for cannot be given."""
+
+
+class StoreError(NoisegateError):
+    """A run folder cannot be written, read or resumed."""
