@@ -1,0 +1,85 @@
+"""The paper's filter: first the noise tests, then accumulated scores (Algorithms 2 and 3)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from noisegate import checks
+from noisegate.aggregators.average import average_of
+from noisegate.aggregators.noise_tests import ks_rejects, norm_interval
+from noisegate.views import Memory, Reason, ServerView, Verdict
+
+
+@dataclass(frozen=True)
+class TwoStage:
+    """Reject what does not look like the privacy noise, then keep the workers that agree with the server's own data.
+
+    Stage one: an upload is rejected if its length is more than `width` standard deviations off what noise alone gives,
+    or its KS test against the noise has a p-value below `significance`. Stage two: scores are inner products with the
+    gradient of the auxiliary data; those below the mean of the top k are set to zero, the rest accumulates over the
+    rounds, and the k workers with the highest totals are selected. Used are those that were selected and passed.
+
+    stages: "both", or 1 or 2 alone.
+    server_gradient: "plain" as printed; "normalized" averages the auxiliary examples' gradients after scaling each to
+        unit length, which is what workers send (the plain one loses label flippers near the optimum).
+    server_momentum: moving average of the server's gradient over the rounds; 0 as printed.
+    divisor: "selected" divides by the uploads used, "workers" by all n (the literal 1/n of Algorithm 1).
+    """
+
+    stages: Literal["both", 1, 2] = "both"
+    server_gradient: Literal["plain", "normalized"] = "plain"
+    server_momentum: float = 0.0
+    divisor: Literal["selected", "workers"] = "selected"
+    width: float = 3.0
+    significance: float = 0.05
+
+    def __post_init__(self) -> None:
+        checks.one_of(("both", 1, 2), stages=self.stages)
+        checks.one_of(("plain", "normalized"), server_gradient=self.server_gradient)
+        checks.one_of(("selected", "workers"), divisor=self.divisor)
+        checks.fraction(server_momentum=self.server_momentum, significance=self.significance)
+        checks.positive(width=self.width, significance=self.significance)
+
+    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+        reason = self._first_stage(view)
+        passed = reason == Reason.KEPT.value
+        score = torch.zeros_like(view.norms)
+        if self.stages != 1:
+            selected, score, memory = self._second_stage(view, passed, memory)
+            reason = torch.where(passed & ~selected, Reason.SCORE.value, reason)
+        kept = reason == Reason.KEPT.value
+        divisor = len(kept) if self.divisor == "workers" else None
+        return Verdict(average_of(view.uploads, kept, divisor), kept, reason, score, memory)
+
+    def _first_stage(self, view: ServerView) -> Tensor:
+        """(n,) KEPT, or the first test that an upload failed."""
+        reason = torch.where(view.present, Reason.KEPT.value, Reason.MALFORMED.value)
+        if self.stages == 2:
+            return reason
+        low, high = norm_interval(view.uploads.shape[1], view.noise_std, self.width)
+        outside = (view.norms < low) | (view.norms > high)
+        unlike = ks_rejects(view.uploads, view.noise_std, self.significance)
+        reason = torch.where(view.present & unlike, Reason.DISTRIBUTION.value, reason)
+        return torch.where(view.present & outside, Reason.NORM.value, reason)
+
+    def _second_stage(self, view: ServerView, passed: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Memory]:
+        """(n,) whom the accumulated scores select, (n,) those scores, and the new memory."""
+        top = view.believed_honest
+        gradient = self._server_gradient(view.auxiliary(), memory)
+        score = torch.where(passed, view.uploads @ gradient, 0.0)
+        threshold = score.topk(top).values.mean()
+        score = torch.where(score < threshold, 0.0, score)
+        total = score + memory.get("total", torch.zeros_like(score))
+        # Equal totals, as in the first rounds, are ranked by a random order and never by position.
+        ranking = view.ties[torch.argsort(total[view.ties], descending=True, stable=True)]
+        selected = torch.zeros_like(passed).index_fill_(0, ranking[:top], True)
+        return selected, total, {"total": total, "gradient": gradient}
+
+    def _server_gradient(self, gradients: Tensor, memory: Memory) -> Tensor:
+        if self.server_gradient == "normalized":
+            gradients = torch.nn.functional.normalize(gradients, dim=1)
+        now = gradients.mean(0)
+        before = memory.get("gradient", now)
+        return self.server_momentum * before + (1 - self.server_momentum) * now

@@ -1,0 +1,26 @@
+"""Noise instead of gradients."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from noisegate import checks
+from noisegate.attacks.honest import Forger
+from noisegate.views import AdversaryView
+
+
+@dataclass(frozen=True)
+class Gaussian(Forger):
+    """Send N(0, (scale s)^2) where an honest upload carries noise N(0, s^2); at scale 1 no test of noise can tell."""
+
+    knows: ClassVar[str] = "nothing"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive(scale=self.scale)
+
+    def forge(self, view: AdversaryView) -> Tensor:
+        """Pure noise."""
+        return torch.empty_like(view.own).normal_(0.0, self.scale * view.noise_std, generator=view.rng)

@@ -1,0 +1,41 @@
+"""The attack that behaves, and the base of all others."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from noisegate.views import AdversaryView, DataView
+
+
+@dataclass(frozen=True)
+class Honest:
+    """Follow the protocol with own data and own noise: "zero attackers", or what an attack does where it says nothing."""
+
+    knows: ClassVar[str] = "own data"
+
+    def check(self, honest: int, byzantine: int) -> None:
+        """Exists for any numbers."""
+
+    def needs_own(self, progress: float) -> bool:
+        """Sends what the protocol computes."""
+        return True
+
+    def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
+        """Leaves its examples as they are."""
+        return x, y
+
+    def forge(self, view: AdversaryView) -> Tensor:
+        """Sends what the protocol computes."""
+        return view.own
+
+
+@dataclass(frozen=True)
+class Forger(Honest):
+    """Base of the attacks that make their uploads up and need no computation of their own workers."""
+
+    knows: ClassVar[str] = "everything but the auxiliary data"
+
+    def needs_own(self, progress: float) -> bool:
+        """Never reads what the protocol would have computed."""
+        return False

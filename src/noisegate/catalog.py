@@ -1,0 +1,101 @@
+"""Names in a spec become objects here. A catalog is a plain dict; a dotted path `package.module:Name` loads a stranger's.
+
+>>> from dataclasses import dataclass
+>>> @dataclass(frozen=True)
+... class Krum:
+...     byzantine: int = 1
+>>> build("aggregator", {"name": "krum", "byzantine": 4}, {"krum": Krum})
+Krum(byzantine=4)
+>>> build("aggregator", {"name": "krum", "byzantin": 4}, {"krum": Krum})
+Traceback (most recent call last):
+noisegate.errors.SpecError: aggregator.byzantin = 4: 'krum' has no such setting (did you mean 'byzantine'?); choose \
+from byzantine
+"""
+
+import dataclasses
+import importlib
+import types
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from noisegate import checks
+from noisegate.errors import SpecError
+
+
+def build(what: str, request: str | Mapping[str, Any], table: Mapping[str, Callable[..., Any]]) -> Any:
+    """The object that `request` (a name, or a table with `name` and settings) asks for."""
+    settings = {"name": request} if isinstance(request, str) else dict(request)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise SpecError(f"{what} = {request!r}: needs a name; choose from {', '.join(table)}")
+    kind = _stranger(what, name) if ":" in name else _known(what, name, table)
+    types_of = setting_types(kind)
+    for key, value in settings.items():
+        if key not in types_of:
+            choices = ", ".join(types_of) or "nothing: it takes no settings"
+            raise SpecError(
+                f"{what}.{key} = {value!r}: {name!r} has no such setting{checks.guess(key, types_of)}; "
+                f"choose from {choices}"
+            )
+        settings[key] = typed(f"{what}.{key}", value, types_of[key])
+    try:
+        return kind(**settings)
+    except SpecError as error:
+        raise SpecError(f"{what} {name!r}: {error}") from None
+
+
+def setting_types(kind: Callable[..., Any]) -> dict[str, Any]:
+    """The settings of a catalog entry and their types."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def typed(key: str, value: Any, kind: Any) -> Any:
+    """`value` as type `kind`, or a SpecError that names the key, the value and the type. Only int -> float converts."""
+    if kind is Any:
+        return value
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        for option in typing.get_args(kind):
+            try:
+                return typed(key, value, option)
+            except SpecError:
+                continue
+    elif typing.get_origin(kind) is typing.Literal:
+        checks.one_of(typing.get_args(kind), **{key: value})
+        return value
+    elif kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    else:
+        base = typing.get_origin(kind) or kind
+        if isinstance(base, type) and isinstance(value, base) and not (base is int and isinstance(value, bool)):
+            return value
+    raise SpecError(f"{key} = {value!r}: must be {_describe(kind)}")
+
+
+def _describe(kind: Any) -> str:
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        return " or ".join(_describe(option) for option in typing.get_args(kind) if option is not types.NoneType)
+    words = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+    base = typing.get_origin(kind) or kind
+    if base is not kind and issubclass(base, Mapping):
+        return "a table"
+    return words.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _known(what: str, name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+    checks.one_of(table, **{what: name})
+    return table[name]
+
+
+def _stranger(what: str, path: str) -> Callable[..., Any]:
+    module_name, _, attribute = path.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise SpecError(f"{what} = {path!r}: cannot be loaded ({error}); write package.module:Name") from None
+    if not callable(found):
+        raise SpecError(f"{what} = {path!r}: is not a class")
+    return typing.cast(Callable[..., Any], found)

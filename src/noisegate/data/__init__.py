@@ -1,0 +1,23 @@
+"""Data sets: by name or from an .npz, the server's share, and how the rest is dealt to the workers."""
+
+from noisegate.data.dataset import Dataset, hold_out
+from noisegate.data.files import fetch, locate, verify
+from noisegate.data.loading import load
+from noisegate.data.partition import dirichlet, iid, non_iid
+from noisegate.data.source import File, Source
+from noisegate.data.sources import SOURCES
+
+__all__ = [
+    "SOURCES",
+    "Dataset",
+    "File",
+    "Source",
+    "dirichlet",
+    "fetch",
+    "hold_out",
+    "iid",
+    "load",
+    "locate",
+    "non_iid",
+    "verify",
+]

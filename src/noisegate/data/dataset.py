@@ -1,0 +1,85 @@
+"""The record every data set becomes, and the server's share of it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noisegate import checks
+from noisegate.errors import DataError
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Examples to train on and examples to measure on.
+
+    A record that exists is sound: x and x_test are finite float32 of shape (N, ...) with the same feature
+    shape, y and y_test are int64 of shape (N,) with values in 0..classes-1, each part has at least one
+    example, and there are at least two classes.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    x_test: Tensor
+    y_test: Tensor
+    classes: int
+
+    def __post_init__(self) -> None:
+        checks.count(classes=self.classes)
+        if self.classes < 2:
+            raise DataError(f"{self.name}: has {self.classes} class, but a classifier needs at least 2")
+        _check_part(self.name, "x", self.x, "y", self.y, self.classes)
+        _check_part(self.name, "x_test", self.x_test, "y_test", self.y_test, self.classes)
+        if self.x.shape[1:] != self.x_test.shape[1:]:
+            raise DataError(
+                f"{self.name}: an example of x has shape {tuple(self.x.shape[1:])}, but one of x_test has "
+                f"{tuple(self.x_test.shape[1:])}; both parts need the same shape"
+            )
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one example: what a model builder takes."""
+        return tuple(self.x.shape[1:])
+
+
+def _check_part(name: str, x_name: str, x: Tensor, y_name: str, y: Tensor, classes: int) -> None:
+    if x.dtype != torch.float32 or y.dtype != torch.int64:
+        raise DataError(f"{name}: {x_name} must be float32 and {y_name} int64, got {x.dtype} and {y.dtype}")
+    if x.ndim < 2 or y.ndim != 1 or x[:1].numel() == 0:
+        raise DataError(
+            f"{name}: {x_name} must have shape (N, ...) and {y_name} (N,), with at least one example and one "
+            f"feature, got {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    if len(x) != len(y):
+        raise DataError(
+            f"{name}: {x_name} has {len(x)} examples, but {y_name} has {len(y)} labels; they must agree"
+        )
+    if not bool(torch.isfinite(x).all()):
+        raise DataError(f"{name}: {x_name} has NaN or infinite values; remove or replace them first")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"{name}: {y_name} has labels {low}..{high}, but they must lie in 0..{classes - 1}")
+
+
+def hold_out(y: Tensor, classes: int, per_class: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Split the examples with labels `y` into the server's auxiliary data and the workers' pool.
+
+    Returns (aux_indices, pool_indices): disjoint, together every index, aux with exactly `per_class` of every
+    class in 0..classes-1, ordered by class, and pool in increasing order. Which examples are taken depends on
+    `rng` alone.
+    """
+    checks.count(classes=classes, per_class=per_class)
+    taken = []
+    for label in range(classes):
+        members = torch.nonzero(y == label).flatten()
+        if len(members) < per_class:
+            raise DataError(
+                f"class {label} has {len(members)} training examples, but {per_class} of every class are "
+                "held out as the server's auxiliary data; add examples of it or hold out fewer"
+            )
+        taken.append(members[torch.randperm(len(members), generator=rng)[:per_class]])
+    aux = torch.cat(taken)
+    in_pool = torch.ones(len(y), dtype=torch.bool)
+    in_pool[aux] = False
+    return aux, torch.nonzero(in_pool).flatten()

@@ -1,0 +1,102 @@
+"""`load`: a data set by its name, or from an .npz of the user's own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from noisegate import checks
+from noisegate.data.contents import archive, checked
+from noisegate.data.dataset import Dataset
+from noisegate.data.files import locate
+from noisegate.data.sources import SOURCES
+from noisegate.errors import DataError
+from noisegate.streams import stream
+
+ONE_TEST_IN = 5  # examples, where an .npz brings no test examples of its own
+
+
+def load(name: str, rng: torch.Generator | None = None) -> Dataset:
+    """The data set `name`: a name in SOURCES, or a path that ends in .npz.
+
+    Named data sets are checked against their published sums and are the same for every `rng`. An .npz holds
+    `x` (N, ...) of any real dtype and `y` (N,) of whole numbers 0..classes-1, every class present, and may
+    hold `x_test`, `y_test`; values are taken as they are, so scale them first. Without test arrays a fifth is
+    split off by `rng`, or by a fixed stream if that is None.
+    """
+    if str(name).lower().endswith(".npz"):
+        return _own(Path(name).expanduser(), stream(0, "npz-split") if rng is None else rng)
+    if name not in SOURCES:
+        known = ", ".join(SOURCES)
+        rule = f"unknown{checks.guess(name, SOURCES)}; choose from {known}, or give a path that ends in .npz"
+        raise checks.refuse("dataset", name, rule)
+    source = SOURCES[name]
+    payloads = {file: checked(path, source.files[file]) for file, path in locate(source).items()}
+    return source.reader(payloads)
+
+
+def _own(path: Path, rng: torch.Generator) -> Dataset:
+    arrays = archive(path, ("x", "y", "x_test", "y_test"))
+    for key in ("x", "y"):
+        if key not in arrays:
+            raise DataError(f"{path}: has no array {key!r}; an .npz data set needs x and y")
+    if ("x_test" in arrays) != ("y_test" in arrays):
+        raise DataError(f"{path}: has only one of x_test and y_test; give both or neither")
+    x, y = _features(path, "x", arrays["x"]), _labels(path, "y", arrays["y"])
+    if "x_test" in arrays:
+        x_test, y_test = (
+            _features(path, "x_test", arrays["x_test"]),
+            _labels(path, "y_test", arrays["y_test"]),
+        )
+    else:
+        x, y, x_test, y_test = _split(path, x, y, rng)
+    return Dataset(path.stem, x, y, x_test, y_test, _classes(path, torch.cat((y, y_test))))
+
+
+def _features(path: Path, key: str, array: NDArray[Any]) -> Tensor:
+    if array.dtype.kind not in "buif":
+        raise DataError(f"{path}: {key} has dtype {array.dtype}; it must be real numbers")
+    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which Dataset refuses
+        return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
+
+
+def _labels(path: Path, key: str, array: NDArray[Any]) -> Tensor:
+    if array.dtype.kind not in "buif":
+        raise DataError(f"{path}: {key} has dtype {array.dtype}; labels must be whole numbers 0, 1, 2, ...")
+    if array.ndim != 1:
+        raise DataError(f"{path}: {key} has shape {array.shape}; labels must have shape (N,)")
+    # Also false for NaN, and keeps what follows clear of numbers that int64 cannot hold.
+    sound = (array >= 0) & (array < 2**31)
+    if array.dtype.kind == "f":
+        sound &= array == np.floor(array)
+    if not bool(sound.all()):
+        first = array[~sound][0]
+        raise DataError(f"{path}: {key} has the label {first}; labels must be whole numbers 0, 1, 2, ...")
+    return torch.from_numpy(array.astype(np.int64))
+
+
+def _classes(path: Path, y: Tensor) -> int:
+    """How many classes there are; refuses gaps, which would become outputs that no example ever trains."""
+    present = torch.unique(y)
+    missing = torch.nonzero(present != torch.arange(len(present)))
+    if len(missing):
+        raise DataError(
+            f"{path}: no example has the label {int(missing[0])}, though there are larger ones; "
+            f"number the {len(present)} classes 0..{len(present) - 1}"
+        )
+    return len(present)
+
+
+def _split(path: Path, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    tests = len(y) // ONE_TEST_IN
+    if len(x) != len(y) or tests == 0:
+        raise DataError(
+            f"{path}: x has {len(x)} examples and y {len(y)} labels; they must agree, and splitting off a "
+            f"fifth as test examples needs at least {ONE_TEST_IN}"
+        )
+    order = torch.randperm(len(y), generator=rng)
+    train, test = order[tests:], order[:tests]
+    return x[train], y[train], x[test], y[test]

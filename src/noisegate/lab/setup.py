@@ -1,0 +1,168 @@
+"""From a spec to a federation: data dealt out, noise calibrated, everyone in place."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from noisegate import checks, data, privacy
+from noisegate.compute import Compute
+from noisegate.data import Dataset
+from noisegate.errors import DataError, PrivacyError, SpecError
+from noisegate.lab.spec import Spec
+from noisegate.models import build_model, check_module
+from noisegate.sampling import SAMPLINGS, Sampling
+from noisegate.simulate import Federation
+from noisegate.streams import stream
+from noisegate.vectors import FlatModel, Loss, cross_entropy
+from noisegate.workers import choose_sums
+
+BASE_EPSILON = 2.0
+"""The budget whose noise the base rate is tuned for (the paper's one-dimensional tuning)."""
+
+DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
+"""For data that a user brings."""
+
+EVALUATIONS = 20
+STATED = "stated"
+"""The accountant's name where epsilon was given with sigma and could not be checked for want of dp-accounting."""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """The noise of a run and what it promises: epsilon is the largest of the honest workers' own."""
+
+    sigma: float
+    sigma_base: float
+    epsilon: float
+    delta: float
+    accountant: str
+    worker_epsilons: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run that is ready to start."""
+
+    federation: Federation
+    privacy: Privacy
+    x_test: Tensor
+    y_test: Tensor
+    evaluate_every: int
+    dataset: str
+    model: str
+
+
+def prepare(
+    spec: Spec,
+    compute: Compute,
+    dataset: Dataset | None = None,
+    module: nn.Module | None = None,
+    loss: Loss = cross_entropy,
+) -> Setup:
+    """Everything a run needs. `dataset` and `module` take the place of the spec's names."""
+    device = compute.resolve()
+    dataset = dataset or data.load(spec.dataset, stream(spec.seed, "test-split"))
+    defaults = data.SOURCES.get(spec.dataset)
+    honest = spec.workers or (defaults.workers if defaults else DEFAULT_WORKERS)
+    byzantine = spec.count_byzantine(honest)
+    attack = spec.build_attack()
+    attack.check(honest, byzantine)
+
+    # The server's examples are in no worker's data and not in the test set.
+    aux, pool = data.hold_out(dataset.y, dataset.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
+    parts = [pool[part] for part in _partition(spec, dataset.y[pool], honest)]
+    sizes = [len(part) for part in parts]
+    sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
+    if min(sizes) < spec.batch:
+        raise DataError(
+            f"batch = {spec.batch}: the smallest of {honest} workers has only {min(sizes)} examples; "
+            "lower batch or workers"
+        )
+    typical = -(-len(pool) // honest)
+    epochs = defaults.epochs if defaults else DEFAULT_EPOCHS
+    rounds = spec.rounds or -(-epochs * typical // spec.batch)
+    promise = _promise(spec, sizes, rounds, sampling)
+
+    # Byzantine workers hold as much as the others, drawn from the whole pool; positions are shuffled.
+    parts += _byzantine_parts(spec, pool, byzantine, len(pool) // honest)
+    places = torch.randperm(len(parts), generator=stream(spec.seed, "positions"))
+    parts = [parts[int(place)] for place in places]
+
+    if module is None:
+        name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
+        module = build_model(name, dataset.shape, dataset.classes, stream(spec.seed, "weights"))
+    else:
+        name = type(module).__name__
+        check_module(module)
+    model = FlatModel(module, loss, device)
+    x, y = dataset.x.to(device), dataset.y.to(device)
+    federation = Federation(
+        model=model,
+        sums=choose_sums(model, model.initial(), x[:4], y[:4], chunk=compute.chunk),
+        worker=spec.build_worker(),
+        sampling=sampling,
+        attack=attack,
+        rule=spec.build_aggregator(),
+        x=x,
+        y=y,
+        holdings=nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device),
+        sizes=torch.tensor([len(part) for part in parts], device=device),
+        byzantine=(places >= honest).to(device),
+        aux_x=x[aux.to(device)],
+        aux_y=y[aux.to(device)],
+        classes=dataset.classes,
+        sigma=promise.sigma,
+        batch=spec.batch,
+        rate=spec.rate * promise.sigma_base / promise.sigma,
+        believed_honest=honest if spec.gamma is None else -int(-spec.gamma * (honest + byzantine) // 1),
+        rounds=rounds,
+        seed=spec.seed,
+    )
+    every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
+    x_test, y_test = dataset.x_test.to(device), dataset.y_test.to(device)
+    return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
+
+
+def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:
+    rng = stream(spec.seed, "partition")
+    if spec.dirichlet is not None:
+        return data.dirichlet(y, honest, spec.dirichlet, rng, smallest=spec.batch)
+    return data.non_iid(y, honest, rng) if spec.non_iid else data.iid(y, honest, rng)
+
+
+def _byzantine_parts(spec: Spec, pool: Tensor, byzantine: int, size: int) -> list[Tensor]:
+    rng = stream(spec.seed, "byzantine-data")
+    return [pool[torch.randperm(len(pool), generator=rng)[:size]] for _ in range(byzantine)]
+
+
+def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling) -> Privacy:
+    """Calibrate, or check the noise that was given. Never less noise than the budget needs, never a guess."""
+    asked = {"rounds": rounds, "sampling": sampling, "delta": spec.delta, "accountant": spec.accountant}
+    delta = spec.delta or privacy.default_delta(min(sizes))
+    if spec.sigma is None:
+        budget = spec.epsilon or BASE_EPSILON
+        sigma, own = privacy.worst_sigma(budget, sizes, **asked)  # type: ignore[arg-type]
+    elif spec.epsilon is not None and not privacy.can_account():
+        base = spec.sigma_base or _need("sigma_base")
+        return Privacy(spec.sigma, base, spec.epsilon, delta, STATED, (spec.epsilon,) * len(sizes))
+    else:
+        sigma = spec.sigma
+        own = {size: privacy.epsilon(sigma, examples=size, **asked) for size in set(sizes)}  # type: ignore[arg-type]
+        if spec.epsilon is not None and max(own.values()) > spec.epsilon:
+            raise PrivacyError(
+                f"sigma = {sigma:g}: spends epsilon {max(own.values()):.4f}, more than the {spec.epsilon:g} asked for; "
+                "leave sigma out to have it calibrated"
+            )
+    base = spec.sigma_base or privacy.worst_sigma(BASE_EPSILON, sizes, **asked)[0]  # type: ignore[arg-type]
+    return Privacy(sigma, base, max(own.values()), delta, spec.accountant, tuple(own[size] for size in sizes))
+
+
+def _need(name: str) -> float:
+    raise SpecError(f"{name}: dp-accounting is not installed here, so {name} must be given beside sigma and epsilon")
+
+
+def believed(gamma: float, workers: int) -> int:
+    """k = ceil(gamma n)."""
+    checks.share(gamma=gamma)
+    return -int(-gamma * workers // 1)

@@ -1,0 +1,173 @@
+"""What a run is: one flat, frozen record. From TOML, from flags, from Python; one canonical form, one name."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from noisegate import checks
+from noisegate.aggregators import AGGREGATORS
+from noisegate.attacks import ATTACKS, Dormant
+from noisegate.attacks.dormant import ASLEEP
+from noisegate.catalog import build, typed
+from noisegate.errors import SpecError
+from noisegate.privacy import ACCOUNTANTS
+from noisegate.sampling import SAMPLINGS
+from noisegate.views import Attack, Rule, Worker
+from noisegate.workers import WORKERS
+
+Part = str | Mapping[str, Any]
+"""A name, or a table with `name` and settings."""
+
+BEST = {"name": "two-stage", "server_gradient": "normalized"}
+PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A run, but for where and how fast it computes. None means: the data set's default, or computed.
+
+    dataset: a name of `noisegate list datasets` or a path to an .npz. model: a name of `noisegate list models`.
+    epsilon, delta: the budget of every worker; 2 and |D_i|^-1.1 unless given. sigma: noise multiplier, instead of
+    epsilon or beside it. sigma_base: the multiplier of epsilon 2 by which the rate is scaled. rate: the base rate eta_b.
+    workers: honest ones. byzantine: their share of all workers. attack_start: share of the run before the attack
+    begins; attack_asleep: what it does until then. gamma: the share the server believes honest. non_iid: the paper's
+    partition; dirichlet: the concentration of another. auxiliary: the server's examples per class.
+    """
+
+    dataset: str = "digits"
+    model: str | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    sigma: float | None = None
+    sigma_base: float | None = None
+    accountant: str = "pld"
+    sampling: str = "poisson"
+    batch: int = 16
+    worker: Part = "normalized"
+    rate: float = 0.2
+    workers: int | None = None
+    byzantine: float = 0.6
+    attack: Part = "label-flip"
+    attack_start: float = 0.0
+    attack_asleep: str = "behave"
+    aggregator: Part = field(default_factory=lambda: dict(BEST))
+    gamma: float | None = None
+    rounds: int | None = None
+    non_iid: bool = False
+    dirichlet: float | None = None
+    auxiliary: int = 2
+    evaluate_every: int | None = None
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        hints = typing.get_type_hints(Spec)
+        for name in self.__dataclass_fields__:
+            object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
+        for name in ("epsilon", "delta", "sigma", "sigma_base", "dirichlet"):
+            _optional(checks.positive, name, getattr(self, name))
+        for name in ("workers", "rounds", "evaluate_every"):
+            _optional(checks.count, name, getattr(self, name))
+        if self.delta is not None and self.delta >= 1:
+            raise checks.refuse("delta", self.delta, "must be below 1")
+        if self.gamma is not None and not 0 < self.gamma <= 1:
+            raise checks.refuse("gamma", self.gamma, "must be above 0 and at most 1")
+        checks.one_of(ACCOUNTANTS, accountant=self.accountant)
+        checks.one_of(SAMPLINGS, sampling=self.sampling)
+        checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
+        checks.count(batch=self.batch, auxiliary=self.auxiliary)
+        checks.positive(rate=self.rate)
+        checks.fraction(byzantine=self.byzantine)
+        checks.share(attack_start=self.attack_start)
+        if self.non_iid and self.dirichlet is not None:
+            raise SpecError(f"dirichlet = {self.dirichlet}: cannot be combined with non_iid; choose one partition")
+        self.build_attack(), self.build_aggregator(), self.build_worker()
+
+    def build_attack(self) -> Attack:
+        """The attack as an object, asleep until `attack_start` if that is above 0."""
+        attack = _build_attack(self.attack)
+        if self.attack_start > 0:
+            return Dormant(attack, self.attack_start, self.attack_asleep)  # type: ignore[arg-type]
+        return attack
+
+    def build_aggregator(self) -> Rule:
+        """The aggregator as an object."""
+        rule: Rule = build("aggregator", self.aggregator, AGGREGATORS)
+        return rule
+
+    def build_worker(self) -> Worker:
+        """The worker as an object."""
+        worker: Worker = build("worker", self.worker, WORKERS)
+        return worker
+
+    def count_byzantine(self, honest: int) -> int:
+        """M = floor(H p / (1 - p) + 1/2)."""
+        return math.floor(honest * self.byzantine / (1 - self.byzantine) + 0.5)
+
+    def canonical(self) -> dict[str, Any]:
+        """Every setting; parts as tables. Equal specs have equal canonical forms."""
+        settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in PARTS:
+            settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])
+        return settings
+
+    def name(self) -> str:
+        """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
+        digest = hashlib.sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()
+        return f"{Path(self.dataset).stem}-{digest[:12]}"
+
+    def to_toml(self) -> str:
+        """The spec as a file that `read_spec` reads back."""
+        settings = {key: value for key, value in self.canonical().items() if value is not None}
+        return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+
+
+def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:
+    """A Spec from loose settings; an unknown key is an error that names it."""
+    known = [entry.name for entry in dataclasses.fields(Spec)]
+    for key, value in settings.items():
+        if key not in known:
+            raise SpecError(
+                f"{where}: {key} = {value!r}: unknown setting{checks.guess(key, known)}; choose from {', '.join(known)}"
+            )
+    return Spec(**settings)
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file, not yet checked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read ({error.strerror}); give a TOML file, or flags only") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: is not valid TOML ({error})") from None
+
+
+def read_spec(path: Path) -> Spec:
+    """The spec in a TOML file."""
+    return make_spec(read_settings(path), str(path))
+
+
+def _build_attack(request: Part) -> Attack:
+    """As `build`, but the setting `attack` of a wrapper such as `dormant` is a part itself."""
+    if isinstance(request, Mapping) and isinstance(request.get("attack"), str | Mapping):
+        request = {**request, "attack": _build_attack(request["attack"])}
+    attack: Attack = build("attack", request, ATTACKS)
+    return attack
+
+
+def _optional(check: Any, name: str, value: Any) -> None:
+    if value is not None:
+        check(**{name: value})
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }"
+    return json.dumps(value)

@@ -1,0 +1,62 @@
+"""Model and flat vector: everything that travels between workers and server is one vector of d floats."""
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from noisegate.errors import SpecError
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One cross-entropy per example: the default loss."""
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class FlatModel:
+    """A module and a loss as functions of one flat parameter vector.
+
+    The module is copied, so the caller's stays as it is, and it runs in evaluation mode. Parameters lie in the vector
+    in the order of `named_parameters()`. The loss maps (outputs, targets) of B examples to B numbers.
+    """
+
+    def __init__(self, module: nn.Module, loss: Loss = cross_entropy, device: torch.device | str = "cpu") -> None:
+        self.module = copy.deepcopy(module).to(device).eval().requires_grad_(False)
+        self.loss = loss
+        self.names = [name for name, _ in self.module.named_parameters()]
+        self.shapes = [tuple(value.shape) for _, value in self.module.named_parameters()]
+        self.sizes = [value.numel() for _, value in self.module.named_parameters()]
+        self.d = sum(self.sizes)
+
+    def initial(self) -> Tensor:
+        """The module's own parameters as one vector."""
+        return torch.cat([value.detach().flatten() for _, value in self.module.named_parameters()])
+
+    def tensors(self, vector: Tensor) -> dict[str, Tensor]:
+        """Views of `vector` in the shapes of the parameters; leading dimensions are kept."""
+        parts = vector.split(self.sizes, dim=-1)
+        lead = vector.shape[:-1]
+        return {
+            name: part.unflatten(-1, shape) if shape else part.reshape(lead)
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+        }
+
+    def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
+        """What the module with the parameters `vector` says of the examples `x`."""
+        result: Tensor = functional_call(self.module, self.tensors(vector), (x,))
+        return result
+
+    def losses(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """One loss per example, shape (B,)."""
+        losses = self.loss(self.outputs(vector, x), y)
+        if losses.shape != (len(x),):
+            raise SpecError(
+                f"loss: must give one number per example, shape ({len(x)},), but gave shape {tuple(losses.shape)}; "
+                "use reduction='none'"
+            )
+        return losses

@@ -1,0 +1,172 @@
+"""What each side may know, and what it answers. The threat model is these types.
+
+A server never learns who is Byzantine; an adversary never sees the server's auxiliary data. Both see a run only
+through the views below, in the simulator and in a deployment alike.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+Memory = Mapping[str, Tensor]
+
+
+class Reason(IntEnum):
+    """Why an upload was not used this round (or that it was)."""
+
+    KEPT = 0
+    MALFORMED = 1  # not finite, or not a vector of the right shape and type
+    NORM = 2  # length outside what the privacy noise allows
+    DISTRIBUTION = 3  # coordinates not distributed like the privacy noise
+    SCORE = 4  # passed every test, but others have the higher score
+
+    @property
+    def word(self) -> str:
+        """The name used in files and tables."""
+        return self.name.lower()
+
+
+TESTS = (Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION)
+"""The reasons that accuse an upload, as opposed to preferring another."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a rule decided in one round.
+
+    update: (d,) direction of descent; zero if nobody was kept.
+    kept: (n,) whose upload is in the update. `kept[i]` exactly when `reason[i]` is KEPT.
+    reason: (n,) a `Reason` for each worker.
+    score: (n,) what the rule ranks by (zero where it ranks by nothing).
+    memory: handed back to the rule next round; tensors only, so that it can be saved.
+    """
+
+    update: Tensor
+    kept: Tensor
+    reason: Tensor
+    score: Tensor
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """All that a server knows in one round.
+
+    uploads: (n, d), finite; a malformed upload is a row of zeros.
+    norms: (n,) their lengths.
+    present: (n,) False for a malformed upload, which no rule may keep.
+    noise_std: per-coordinate standard deviation s of the noise in an honest upload.
+    believed_honest: how many workers the server believes honest, k = ceil(gamma n).
+    auxiliary: gives the (P, d) gradients of the server's own examples at the current model.
+    ties: (n,) a fresh random order of the workers; equal scores are ranked by it.
+    progress: share of the rounds that lie behind, 0 <= progress < 1.
+    """
+
+    uploads: Tensor
+    norms: Tensor
+    present: Tensor
+    noise_std: float
+    believed_honest: int
+    auxiliary: Callable[[], Tensor]
+    ties: Tensor
+    progress: float
+
+
+@dataclass(frozen=True)
+class DataView:
+    """What an adversary knows when it poisons its own examples."""
+
+    classes: int
+    progress: float
+    rng: torch.Generator
+
+
+@dataclass(frozen=True)
+class AdversaryView:
+    """What an adversary knows when it forges its own uploads: everything but the server's auxiliary data.
+
+    own: (M, d) what its workers would send if they followed the protocol on their own (poisoned) data; rows of zeros
+        if the attack said it does not need them.
+    """
+
+    uploads: Tensor
+    honest_rows: Tensor
+    own: Tensor
+    params: Tensor
+    noise_std: float
+    progress: float
+    rng: torch.Generator
+
+    @property
+    def honest(self) -> Tensor:
+        """(H, d) what the honest workers send this round."""
+        return self.uploads[self.honest_rows]
+
+
+class Rule(Protocol):
+    """An aggregator: judges one round's uploads."""
+
+    def __call__(self, view: ServerView, memory: Memory) -> Verdict: ...
+
+
+class Attack(Protocol):
+    """An adversary that controls M workers. Both hooks are called every round; one of them is often the identity."""
+
+    knows: ClassVar[str]
+
+    def check(self, honest: int, byzantine: int) -> None:
+        """Raise SpecError if the attack does not exist for these numbers."""
+
+    def needs_own(self, progress: float) -> bool:
+        """Whether `forge` reads what its workers would have sent; if not, they need not compute it."""
+
+    def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
+        """The adversary's own examples as it wants them to be."""
+
+    def forge(self, view: AdversaryView) -> Tensor:
+        """(M, d) what the adversary's workers send."""
+
+
+class Worker(Protocol):
+    """Bounds what one example can do to an upload."""
+
+    @property
+    def momentum(self) -> float: ...
+
+    @property
+    def sensitivity(self) -> float:
+        """How far adding or removing one example can move the sum, in L2."""
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """The factor of a mixed gradient of each (positive, finite) length."""
+
+
+def receive(uploads: Any, workers: int, d: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Anything at all -> (uploads, norms, present): finite rows, their lengths, and which of them were well formed.
+
+    An upload whose length overflows the floating-point type counts as malformed.
+    """
+    rows = as_rows(uploads, workers, d, like)
+    norms = torch.linalg.vector_norm(rows, dim=1)
+    present = norms.isfinite()
+    if not bool(present.all()):
+        rows = torch.where(present[:, None], rows, 0.0)
+        norms = torch.where(present, norms, 0.0)
+    return rows, norms, present
+
+
+def as_rows(uploads: Any, workers: int, d: int, like: Tensor) -> Tensor:
+    """(workers, d) rows of `like`'s type on its device; what cannot be read is a row of NaN, never an exception."""
+    if isinstance(uploads, Tensor) and uploads.shape == (workers, d) and uploads.dtype == like.dtype:
+        return uploads.detach().to(like.device)
+    rows = torch.full((workers, d), torch.nan, dtype=like.dtype, device=like.device)
+    if not isinstance(uploads, list | tuple | Tensor) or (isinstance(uploads, Tensor) and uploads.ndim == 0):
+        return rows
+    for i, upload in enumerate(list(uploads)[:workers]):
+        if isinstance(upload, Tensor) and upload.shape == (d,) and not upload.is_complex():
+            rows[i] = upload.detach().to(like.device, like.dtype)
+    return rows

@@ -1,0 +1,79 @@
+"""Which way to compute the workers' sums, and the noise that makes them private."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from noisegate import checks
+from noisegate.errors import SpecError
+from noisegate.vectors import FlatModel
+from noisegate.views import Worker
+from noisegate.workers.closed_form import ClosedForm
+from noisegate.workers.direct import direct_sums
+
+Sums = Callable[[Worker, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+"""(worker, params, x, y, owner, last_uploads) -> (n, d) sums of contributions, before noise."""
+
+WAYS = ("auto", "closed-form", "direct")
+PROBE_TOLERANCE = 1e-3
+"""A closed form that is wrong for a model is wrong by far more than this; rounding stays far below."""
+
+
+def choose_sums(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, way: str = "auto", chunk: int = 128) -> Sums:
+    """The closed form where the model has one, the direct way otherwise.
+
+    x, y: a few real examples. The closed form is tried on them against the direct way, so that a module that uses its
+    layers in an unforeseen way, or mixes examples, falls back to the direct way, which treats every example alone.
+    """
+    checks.one_of(WAYS, sums=way)
+    direct = partial(_direct, model, chunk)
+    if way == "direct":
+        return direct
+    closed = ClosedForm.of(model)
+    if closed is not None and _agrees(closed, params, x, y):
+        return partial(_closed, closed, chunk)
+    if way == "closed-form":
+        raise SpecError(
+            "sums = 'closed-form': this model has none (its parameters must belong to Linear and Conv2d layers that "
+            "are each called once, and examples may not mix); use 'auto' or 'direct'"
+        )
+    return direct
+
+
+def _direct(model: FlatModel, chunk: int, worker: Worker, params: Tensor, *rest: Tensor) -> Tensor:
+    return direct_sums(worker, model, params, *rest, chunk=chunk)
+
+
+def _closed(closed: ClosedForm, chunk: int, worker: Worker, params: Tensor, *rest: Tensor) -> Tensor:
+    return closed.sums(worker, params, *rest, chunk=chunk)
+
+
+class _Plain:
+    """Adds gradients up as they are: the sharpest probe, since nothing is scaled away."""
+
+    momentum = 0.0
+    sensitivity = float("inf")
+
+    def weights(self, norms: Tensor) -> Tensor:
+        return torch.ones_like(norms)
+
+
+def _agrees(closed: ClosedForm, params: Tensor, x: Tensor, y: Tensor) -> bool:
+    if closed.trace(params, x, y) is None:
+        return False
+    for rows in (len(x), 1):  # all examples apart, and all in one worker
+        owner = torch.arange(len(x), device=x.device) if rows > 1 else torch.zeros(len(x), dtype=torch.long, device=x.device)
+        nothing = params.new_zeros(rows, len(params))
+        fast = closed.sums(_Plain(), params, x, y, owner, nothing)
+        slow = direct_sums(_Plain(), closed.model, params, x, y, owner, nothing)
+        if not bool((fast - slow).norm() <= PROBE_TOLERANCE * slow.norm()):
+            return False
+    return True
+
+
+def add_noise(sums: Tensor, std: float, divisor: float, rng: torch.Generator) -> Tensor:
+    """(sums + N(0, std^2)) / divisor: what is uploaded. One draw for all workers and coordinates."""
+    noise = torch.empty_like(sums).normal_(0.0, std, generator=rng) if std else torch.zeros_like(sums)
+    return noise.add_(sums).div_(divisor)
