@@ -55,8 +55,8 @@ def test_initial_weights_have_the_stated_laws():
     linear, conv = nn.Linear(200, 300), nn.Conv2d(16, 64, 5)
     initialize(nn.Sequential(linear, conv, nn.GroupNorm(4, 64)), stream(1, "model"))
     # 60,000 and 25,600 draws: the sample std is within 2% of its law with overwhelming probability.
-    assert float(linear.weight.std()) == pytest.approx(math.sqrt(2 / 500), rel=0.02)
-    assert float(conv.weight.std()) == pytest.approx(math.sqrt(2 / (25 * 64)), rel=0.02)
+    assert linear.weight.std().item() == pytest.approx(math.sqrt(2 / 500), rel=0.02)
+    assert conv.weight.std().item() == pytest.approx(math.sqrt(2 / (25 * 64)), rel=0.02)
     assert not linear.bias.any()
     assert not conv.bias.any()
 

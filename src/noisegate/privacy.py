@@ -3,13 +3,15 @@
 All numbers come from dp-accounting; this file asks the right question and rounds the answer toward privacy.
 
 * Unit: one example of one worker. The event of a round and the neighboring relation are the sampling's own.
-* `calibrate` never overspends: `epsilon(calibrate(e, ...), ...) <= e`, by the same accountant. Nothing is capped and
-  nothing falls back: a budget that cannot be met raises.
-* `pld` is a tight upper bound. `rdp` is the looser bound of the literature and the only one that prices `fixed`.
+* `calibrate` never overspends: `epsilon(calibrate(e, ...), ...) <= e`, by the same accountant. Nothing is
+  capped and nothing falls back: a budget that cannot be met raises.
+* `pld` is a tight upper bound. `rdp` is the looser bound of the literature, and alone in pricing `fixed`.
 """
 
+import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -45,7 +47,7 @@ class Guarantee:
 
 
 def default_delta(examples: int) -> float:
-    """The paper's delta = |D_i|^-1.1, which is below 1 / |D_i|; a worker with one example must choose its own."""
+    """The paper's delta = |D_i|^-1.1, below 1 / |D_i|; a worker with one example must choose its own."""
     count(examples=examples)
     if examples == 1:
         raise refuse(
@@ -77,10 +79,10 @@ def calibrate(
     delta: float | None = None,
     accountant: str = "pld",
 ) -> float:
-    """The smallest noise multiplier found that keeps a worker within `epsilon`; it spends at least 99 % of it.
+    """The smallest noise multiplier found that keeps a worker within `epsilon`; it spends 99 % of it or more.
 
-    Where the accountant's epsilon itself jumps over that last percent, as RDP's does below 0.001, it is the smallest
-    found on the safe side of the jump.
+    Where the accountant's epsilon itself jumps over that last percent, as RDP's does below 0.001, it is the
+    smallest found on the safe side of the jump.
     """
     positive(epsilon=epsilon)
     count(rounds=rounds)
@@ -134,10 +136,10 @@ def worst_sigma(
     delta: float | None = None,
     accountant: str = "pld",
 ) -> tuple[float, dict[int, float]]:
-    """The noise multiplier that serves workers of all `sizes`, and the epsilon that each distinct size spends at it.
+    """The noise multiplier that serves workers of all `sizes`, and the epsilon of each distinct size at it.
 
-    Uploads must share one noise, so the largest need rules. That is usually the smallest worker's, but delta grows
-    as a worker shrinks, so every size is priced: each epsilon returned is at most the budget.
+    Uploads must share one noise, so the largest need rules. That is usually the smallest worker's, but delta
+    grows as a worker shrinks, so every size is priced: each epsilon returned is at most the budget.
     """
     positive(epsilon=epsilon)
     count(rounds=rounds)
@@ -192,47 +194,66 @@ def _spent(ask: _Ask, sigma: float, coarse: float = 1.0) -> float:
     return _pld(ask, sigma, coarse)
 
 
-def _rdp(ask: _Ask, sigma: float) -> float:
-    from dp_accounting import rdp  # its own orders, up to 1024, so that anyone can check the number
+def _rdp(ask: _Ask, sigma: float, orders: Sequence[int] | None = None) -> float:
+    """By Renyi divergences; the orders are dp-accounting's own unless given, so that anyone can check the number."""
+    from dp_accounting import rdp
 
-    return _price(rdp.RdpAccountant(neighboring_relation=ask.sampling.neighboring()), ask, sigma)
+    return _price(rdp.RdpAccountant(orders, ask.sampling.neighboring()), ask, sigma)
 
 
 def _pld(ask: _Ask, sigma: float, coarse: float) -> float:
     """By privacy loss distributions, rounded up to a grid of losses, so that coarser means more pessimistic.
 
-    The grid is 1e-4 for epsilon between 0.1 and 10. Outside it follows epsilon: below 0.1 for accuracy, and above 10
-    to bound time and memory. `coarse` widens it for a first look.
+    The grid is 1e-4 for epsilon between 0.1 and 10. Outside it follows epsilon: below 0.1 for accuracy (but a
+    round's losses never get more than 10,000 points), and above 10 to bound time. `coarse` widens it.
     """
     from dp_accounting import pld
 
     def price(interval: float) -> float:
-        relation = ask.sampling.neighboring()
-        return _price(pld.PLDAccountant(relation, interval), ask, sigma)
+        return _price(pld.PLDAccountant(ask.sampling.neighboring(), interval), ask, sigma)
 
-    interval = coarse * max(1e-4, 1e-5 * _rdp(ask, sigma))
+    interval = coarse * max(1e-4, 1e-5 * _rdp(ask, sigma, range(2, 65)))
     spent = price(interval)
+    finest = _spread(ask.sampling.rate(ask.examples), sigma) / 10_000
     for _ in range(2):
-        if 0 < spent < interval / (1e-3 * coarse):
-            interval = 1e-3 * coarse * spent
+        if spent < 0.1:
+            interval = min(interval, max(1e-3 * coarse * spent, finest))
             spent = price(interval)
     return spent
 
 
+def _spread(rate: float, sigma: float) -> float:
+    """The loss of one round that is exceeded by noise of 10 standard deviations."""
+    loss = 10 / sigma + 1 / (2 * sigma**2)
+    return math.log1p(rate * math.expm1(loss)) if loss < 700 else loss
+
+
 def _price(accountant: Any, ask: _Ask, sigma: float) -> float:
-    event = ask.sampling.event(ask.examples, sigma)
-    composed = accounting().SelfComposedDpEvent(event, ask.rounds)
+    composed = accounting().SelfComposedDpEvent(ask.sampling.event(ask.examples, sigma), ask.rounds)
     if not accountant.supports(composed):
         raise PrivacyError(
-            f"accountant = {ask.accountant!r} cannot price sampling = {ask.sampling.name!r} ({ask.sampling.relation}): "
-            'use accountant = "rdp", or sampling = "poisson"'
+            f"accountant = {ask.accountant!r} cannot price sampling = {ask.sampling.name!r}, whose neighbors are "
+            f'{ask.sampling.relation}: use accountant = "rdp", or sampling = "poisson"'
         )
     try:
-        return float(accountant.compose(composed).get_epsilon(ask.delta))
+        with _quiet():
+            return float(accountant.compose(composed).get_epsilon(ask.delta))
     except OverflowError as error:
         raise PrivacyError(
-            f"sigma = {sigma:g} is too little noise for accountant = {ask.accountant!r} to price ({ask}); use more noise"
+            f"sigma = {sigma:g} is too little noise to be priced ({ask}); use more noise"
         ) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without dp-accounting's warnings of orders that it leaves out, which only makes its bound looser."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 @lru_cache(maxsize=1024)
@@ -258,13 +279,13 @@ def _solve(ask: _Ask, budget: float, start: float, coarse: float) -> float:
         over, safe = (point, safe) if spent > budget else (over, point)
         if over is None and x <= math.log(SMALLEST):
             raise PrivacyError(
-                f"epsilon = {budget:g} asks for no privacy: a noise multiplier of {SMALLEST:g} does not spend it "
-                f"({ask}). Ask for a smaller epsilon"
+                f"epsilon = {budget:g} asks for no privacy: a noise multiplier of {SMALLEST:g} does not spend "
+                f"it ({ask}). Ask for a smaller epsilon"
             )
         if safe is None and x >= math.log(LARGEST):
             raise PrivacyError(
-                f"epsilon = {budget:g} cannot be met: a noise multiplier of {LARGEST:g} overspends it ({ask}). "
-                "Allow a larger epsilon or delta, or fewer rounds"
+                f"epsilon = {budget:g} cannot be met: a noise multiplier of {LARGEST:g} overspends it "
+                f"({ask}). Allow a larger epsilon or delta, or fewer rounds"
             )
         if over and safe and safe[0] - over[0] < 1e-9:
             return math.exp(safe[0])
@@ -277,8 +298,8 @@ def _next(
 ) -> float:
     """Where to look next: log epsilon falls almost linearly in log sigma, by 1 or more for 1.
 
-    A secant inside the bracket, bisected now and then to bound the worst case; without a bracket a step that should
-    reach the other side.
+    A secant inside the bracket, bisected now and then to bound the worst case; without a bracket a step that
+    should reach the other side.
     """
     if over and safe:
         if bisect or math.isinf(over[1]) or math.isinf(safe[1]):

@@ -3,13 +3,13 @@
 Sampling is accounting: the object that draws the batch is the object that states the DP event of the round, so nobody
 can draw one way and be charged for another. Symbols: batch b_c, examples |D_i|, noise multiplier sigma.
 
-| name      | draw                                                  | neighbors     | sensitivity of a sum of vectors of length <= 1 |
-| --------- | ----------------------------------------------------- | ------------- | ---------------------------------------------- |
-| `poisson` | each example by itself with probability b_c / abs(D_i) | add-or-remove | 1: one vector more or less                     |
-| `fixed`   | b_c examples, uniformly, without replacement          | replace-one   | 2: one vector out, another one in              |
+* `poisson`: each example by itself with probability b_c / |D_i|. Neighbors add or remove one example, which moves
+  a sum of vectors of length at most 1 by at most 1.
+* `fixed`: b_c examples, uniformly, without replacement. Neighbors replace one example, which moves that sum by up
+  to 2: one vector out, another one in.
 
 A batch can be drawn without dp-accounting; only `event` and `neighboring` need it.
-"""  # noqa: E501
+"""
 
 from dataclasses import dataclass
 from types import ModuleType
@@ -26,8 +26,8 @@ from noisegate.errors import PrivacyError
 class Batch:
     """The draws of n workers, padded to one width.
 
-    `index` (n, width) int64 holds example numbers from 0 to sizes[i] - 1, and 0 in padding; `real` (n, width) bool
-    says which slots are drawn. Real slots come first in a row, and no row has the same real number twice.
+    `index` (n, width) int64 holds example numbers from 0 to sizes[i] - 1, and 0 in padding; `real` (n, width)
+    bool says which slots are drawn. Real slots come first in a row, and no row has one real number twice.
     """
 
     index: Tensor
@@ -47,7 +47,7 @@ class Sampling(Protocol):
         ...
 
     def draw(self, sizes: Tensor, rng: torch.Generator) -> Batch:
-        """One batch for each of n workers; `sizes` (n,) int64 and `rng` live on the same device, and so does the batch."""
+        """One batch for each of n workers; `sizes` (n,) int64, `rng` and the batch live on one device."""
         ...
 
     def rate(self, examples: int) -> float:
@@ -55,7 +55,7 @@ class Sampling(Protocol):
         ...
 
     def event(self, examples: int, noise_multiplier: float) -> Any:
-        """The `DpEvent` of one round: a sum of vectors of length at most 1, plus noise of this standard deviation."""
+        """The `DpEvent` of one round: a sum of vectors of length at most 1, plus noise of this deviation."""
         ...
 
     def neighboring(self) -> Any:
@@ -82,9 +82,9 @@ class Poisson:
     def draw(self, sizes: Tensor, rng: torch.Generator) -> Batch:
         """A batch of random size for each worker, as wide as the largest one drawn and at least 1 wide.
 
-        A float64 uniform has 53 random bits, so the chance of an example differs from batch / examples by about
-        1e-16. A float32 has 24: it would miss by up to 6e-8, which is a relative error of 1e-5 at a rate of 0.005
-        that the accountant does not know of.
+        A float64 uniform has 53 random bits, so the chance of an example misses batch / examples by at most
+        about 1e-16. A float32 has 24: it would miss by up to 6e-8, a relative error of 1e-5 at a rate of 0.005,
+        and the accountant would not know.
         """
         longest = _longest(sizes, self.batch)
         uniform = torch.rand(len(sizes), longest, generator=rng, dtype=torch.float64, device=sizes.device)
@@ -136,7 +136,7 @@ class FixedSize:
         count(batch=self.batch)
 
     def draw(self, sizes: Tensor, rng: torch.Generator) -> Batch:
-        """The examples with the smallest of independent uniform keys (float64: ties are as rare as 1e-9 a draw)."""
+        """The examples with the smallest of independent uniform keys (float64, so that ties hardly occur)."""
         longest = _longest(sizes, self.batch)
         keys = torch.rand(len(sizes), longest, generator=rng, dtype=torch.float64, device=sizes.device)
         keys.masked_fill_(torch.arange(longest, device=sizes.device) >= sizes[:, None], 2.0)  # never drawn
@@ -149,7 +149,7 @@ class FixedSize:
         return self.batch / examples
 
     def event(self, examples: int, noise_multiplier: float) -> Any:
-        """A Gaussian on a sample without replacement: replacing one example moves the sum by up to 2, not 1."""
+        """A Gaussian on a sample without replacement: replacing one example moves the sum by up to 2."""
         positive(noise_multiplier=noise_multiplier)
         _fits(self.batch, examples)
         dp = accounting()
@@ -176,7 +176,7 @@ def accounting() -> ModuleType:
         import dp_accounting
     except ImportError as error:
         raise PrivacyError(
-            "the package dp-accounting is not installed, so no epsilon can be computed here: install dp-accounting, "
+            "the package dp-accounting is not installed, so no epsilon can be computed here: install it, "
             "or give sigma, epsilon and delta that were computed elsewhere"
         ) from error
     module: ModuleType = dp_accounting

@@ -59,6 +59,8 @@ def _own(path: Path, rng: torch.Generator) -> Dataset:
 def _features(path: Path, key: str, array: NDArray[Any]) -> Tensor:
     if array.dtype.kind not in "buif":
         raise DataError(f"{path}: {key} has dtype {array.dtype}; it must be real numbers")
+    if array.ndim < 2:
+        raise DataError(f"{path}: {key} has shape {array.shape}; it must have shape (N, ...), features last")
     with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which Dataset refuses
         return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
 

@@ -1,11 +1,13 @@
 """From a spec to a federation: data dealt out, noise calibrated, everyone in place."""
 
+import math
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
-from noisegate import checks, data, privacy
+from noisegate import data, privacy
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.errors import DataError, PrivacyError, SpecError
@@ -115,7 +117,7 @@ def prepare(
         sigma=promise.sigma,
         batch=spec.batch,
         rate=spec.rate * promise.sigma_base / promise.sigma,
-        believed_honest=honest if spec.gamma is None else -int(-spec.gamma * (honest + byzantine) // 1),
+        believed_honest=honest if spec.gamma is None else _ceil(spec.gamma * len(parts)),
         rounds=rounds,
         seed=spec.seed,
     )
@@ -143,7 +145,7 @@ def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling) -> P
     if spec.sigma is None:
         budget = spec.epsilon or BASE_EPSILON
         sigma, own = privacy.worst_sigma(budget, sizes, **asked)  # type: ignore[arg-type]
-    elif spec.epsilon is not None and not privacy.can_account():
+    elif spec.epsilon is not None and find_spec("dp_accounting") is None:
         base = spec.sigma_base or _need("sigma_base")
         return Privacy(spec.sigma, base, spec.epsilon, delta, STATED, (spec.epsilon,) * len(sizes))
     else:
@@ -158,11 +160,10 @@ def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling) -> P
     return Privacy(sigma, base, max(own.values()), delta, spec.accountant, tuple(own[size] for size in sizes))
 
 
+def _ceil(value: float) -> int:
+    """Up to the next whole number, after taking away what floating point adds (0.07 * 100 is above 7)."""
+    return math.ceil(round(value, 9))
+
+
 def _need(name: str) -> float:
     raise SpecError(f"{name}: dp-accounting is not installed here, so {name} must be given beside sigma and epsilon")
-
-
-def believed(gamma: float, workers: int) -> int:
-    """k = ceil(gamma n)."""
-    checks.share(gamma=gamma)
-    return -int(-gamma * workers // 1)

@@ -1,0 +1,5 @@
+"""`python -m noisegate`."""
+
+from noisegate.cli import main
+
+main()

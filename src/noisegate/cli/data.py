@@ -1,0 +1,56 @@
+"""`noisegate data`: where the data sets are, whether they are whole, and how to get them."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from noisegate import checks
+from noisegate.data import SOURCES, fetch, verify
+
+app = typer.Typer(no_args_is_help=True, help="List, verify or fetch data sets.")
+Name = Annotated[str | None, typer.Argument(help="A data set; all of them if left out.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+@app.command("list")
+def list_data(as_json: AsJson = False) -> None:
+    """Every data set, whether it is here, its license."""
+    found = {
+        name: {"here": all(status == "ok" for _, status in verify(name)), "license": source.license}
+        for name, source in SOURCES.items()
+    }
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    for name, entry in found.items():
+        print(f"{name:11} {'here' if entry['here'] else 'missing':8} {entry['license']}")
+
+
+@app.command("verify")
+def verify_data(name: Name = None, as_json: AsJson = False) -> None:
+    """Check the files' sums; exit status 1 if a file is missing or damaged."""
+    found = {each: dict(verify(each)) for each in _names(name)}
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        for each, files in found.items():
+            for file, status in files.items() or {"(embedded)": "ok"}.items():
+                print(f"{each:11} {file:28} {status}")
+    if any(status != "ok" for files in found.values() for status in files.values()):
+        raise typer.Exit(1)
+
+
+@app.command("fetch")
+def fetch_data(name: Name = None) -> None:
+    """Download from the data sets' public homes and check the sums."""
+    for each in _names(name):
+        for path in fetch(each):
+            print(path)
+
+
+def _names(name: str | None) -> list[str]:
+    if name is None:
+        return list(SOURCES)
+    checks.one_of(SOURCES, name=name)
+    return [name]

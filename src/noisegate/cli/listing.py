@@ -1,0 +1,86 @@
+"""`noisegate list`: what can be chosen."""
+
+import dataclasses
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from noisegate.aggregators import AGGREGATORS
+from noisegate.attacks import ATTACKS
+from noisegate.data import SOURCES
+from noisegate.models import MODELS
+
+
+class Kind(str, Enum):
+    """What can be listed."""
+
+    DATASETS = "datasets"
+    MODELS = "models"
+    ATTACKS = "attacks"
+    AGGREGATORS = "aggregators"
+    EXPERIMENTS = "experiments"
+
+
+def show_list(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """List what a run can be made of."""
+    entries = _entries(kind)
+    if as_json:
+        print(json.dumps({kind.value: entries}, indent=2))
+        return
+    if not entries:
+        print(f"no {kind.value} yet")
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in entries[0]:
+        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    for entry in entries:
+        table.add_row(*(_text(value) for value in entry.values()))
+    Console().print(table)
+
+
+def _entries(kind: Kind) -> list[dict[str, Any]]:
+    if kind is Kind.DATASETS:
+        return [
+            {"name": name, "model": source.model, "workers": source.workers, "about": source.description}
+            for name, source in SOURCES.items()
+        ]
+    if kind is Kind.MODELS:
+        return [{"name": name, "about": _first_line(builder)} for name, builder in MODELS.items()]
+    if kind is Kind.ATTACKS:
+        return [
+            {"name": name, "knows": getattr(entry, "knows", ""), "settings": _settings(entry), "about": _first_line(entry)}
+            for name, entry in ATTACKS.items()
+        ]
+    if kind is Kind.AGGREGATORS:
+        return [
+            {"name": name, "settings": _settings(entry), "about": _first_line(entry)} for name, entry in AGGREGATORS.items()
+        ]
+    return []
+
+
+def _first_line(thing: Callable[..., Any]) -> str:
+    return (inspect.getdoc(thing) or "").split("\n", 1)[0]
+
+
+def _settings(kind: Callable[..., Any]) -> dict[str, Any]:
+    """Settings and their defaults, as they would be written in a spec."""
+    if not dataclasses.is_dataclass(kind):
+        return {}
+    return {
+        field.name: "none" if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(kind)
+    }
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={entry}" for key, entry in value.items())
+    return str(value)

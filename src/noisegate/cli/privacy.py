@@ -1,0 +1,42 @@
+"""`noisegate privacy`: how much noise a budget needs, or what a noise costs."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from noisegate import checks
+from noisegate.privacy import guarantee
+from noisegate.sampling import SAMPLINGS
+
+
+def show_privacy(
+    samples: Annotated[int, typer.Option(help="Examples that one worker holds.")],
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")],
+    batch: Annotated[int, typer.Option(help="Examples that a worker uses per round, on average.")] = 16,
+    epsilon: Annotated[float | None, typer.Option(help="Budget: find the noise it needs.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise multiplier: find what it costs.")] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: samples to the power -1.1.")] = None,
+    sampling: Annotated[str, typer.Option(help="poisson or fixed (needs --accountant rdp).")] = "poisson",
+    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp (the paper's).")] = "pld",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Calibrate the noise for a budget, or price a given noise."""
+    checks.one_of(SAMPLINGS, sampling=sampling)
+    found = guarantee(
+        examples=samples,
+        rounds=rounds,
+        sampling=SAMPLINGS[sampling](batch),
+        sigma=sigma,
+        epsilon=epsilon,
+        delta=delta,
+        accountant=accountant,
+    )
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2))
+        return
+    print(f"sigma {found.sigma:.4f}   epsilon {found.epsilon:.4f}   delta {found.delta:.3g}")
+    print(
+        f"one example of one worker, {found.relation}, over {found.rounds} rounds of {found.sampling} sampling at rate "
+        f"{found.rate:.4g} ({found.batch} of {found.examples}), by {found.accountant.upper()}"
+    )

@@ -1,0 +1,151 @@
+"""`noisegate run`: one run, and the two that put its accuracy into proportion."""
+
+import json
+import tomllib
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from noisegate.cli.table import show_result
+from noisegate.compute import Compute
+from noisegate.errors import SpecError
+from noisegate.lab import Result, Spec, make_spec, read_settings, reference, run, undefended
+from noisegate.lab.spec import BEST, PARTS
+from noisegate.simulate import Progress as RunProgress
+
+
+def run_command(
+    spec_file: Annotated[Path | None, typer.Argument(metavar="[SPEC.toml]", help="Settings; flags override them.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None,
+    model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None,
+    epsilon: Annotated[float | None, typer.Option(help="Budget of every worker over the whole run. [2]")] = None,
+    delta: Annotated[float | None, typer.Option(help="Default: examples of a worker to the power -1.1.")] = None,
+    sigma: Annotated[float | None, typer.Option(help="Noise multiplier, instead of epsilon or beside it.")] = None,
+    accountant: Annotated[str | None, typer.Option(help="pld or rdp. [pld]")] = None,
+    sampling: Annotated[str | None, typer.Option(help="poisson or fixed. [poisson]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Examples per worker and round. [16]")] = None,
+    rate: Annotated[float | None, typer.Option(help="Base learning rate, scaled to the noise. [0.2]")] = None,
+    workers: Annotated[int | None, typer.Option(help="Honest workers.")] = None,
+    byzantine: Annotated[float | None, typer.Option(help="Byzantine share of all workers. [0.6]")] = None,
+    attack: Annotated[str | None, typer.Option(help="A name of `noisegate list attacks`. [label-flip]")] = None,
+    attack_start: Annotated[float | None, typer.Option(help="Share of the run before the attack begins. [0]")] = None,
+    attack_asleep: Annotated[str | None, typer.Option(help="Until then: behave or copy. [behave]")] = None,
+    aggregator: Annotated[
+        str | None, typer.Option(help="A name of `noisegate list aggregators`. [two-stage, normalized server gradient]")
+    ] = None,
+    worker: Annotated[str | None, typer.Option(help="normalized or clipped. [normalized]")] = None,
+    gamma: Annotated[float | None, typer.Option(help="Share the server believes honest. [the true one]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    non_iid: Annotated[bool | None, typer.Option("--non-iid/--iid", help="The paper's uneven partition.")] = None,
+    dirichlet: Annotated[float | None, typer.Option(help="Uneven partition by Dirichlet of this concentration.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Everything random follows from it. [1]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="PART.KEY=VALUE", help="A setting of the attack, aggregator or worker."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [runs/NAME]")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    baselines: Annotated[
+        bool | None,
+        typer.Option(help="Also run without attack and without defense. [yes, but not with --json]"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object and nothing else.")] = False,
+) -> None:
+    """Train privately under attack. Without settings: digits, 10 honest workers, 60 % label flippers, epsilon 2."""
+    flags = {
+        name: value
+        for name, value in {
+            "dataset": dataset,
+            "model": model,
+            "epsilon": epsilon,
+            "delta": delta,
+            "sigma": sigma,
+            "accountant": accountant,
+            "sampling": sampling,
+            "batch": batch,
+            "rate": rate,
+            "workers": workers,
+            "byzantine": byzantine,
+            "attack": attack,
+            "attack_start": attack_start,
+            "attack_asleep": attack_asleep,
+            "aggregator": aggregator,
+            "worker": worker,
+            "gamma": gamma,
+            "rounds": rounds,
+            "non_iid": non_iid,
+            "dirichlet": dirichlet,
+            "seed": seed,
+        }.items()
+        if value is not None
+    }
+    compute = Compute(device=device, threads=threads)
+    spec = _gather(spec_file, flags, settings or [])
+    out = out or Path("runs") / spec.name()
+    console = Console(stderr=True, quiet=as_json)
+    try:
+        result = _watched(spec, compute, out, resume, console, "run")
+        if baselines if baselines is not None else not as_json:
+            clean = _watched(reference(spec), compute, out / "reference", resume, console, "reference")
+            open_door = _watched(undefended(spec), compute, out / "undefended", resume, console, "undefended")
+            proportion = {"reference_accuracy": clean.accuracy, "undefended_accuracy": open_door.accuracy}
+        else:
+            proportion = {}
+    except KeyboardInterrupt:
+        Console(stderr=True).print(f"interrupted: state saved in {out}; go on with the same command and --resume")
+        raise typer.Exit(130) from None
+    if as_json:
+        print(json.dumps({**result.as_dict(), **proportion, "out": str(out)}, indent=2))
+    else:
+        show_result(result, proportion, out)
+
+
+def _gather(spec_file: Path | None, flags: dict[str, Any], settings: list[str]) -> Spec:
+    """File, then flags, then --set; each overrides the one before."""
+    gathered = read_settings(spec_file) if spec_file else {}
+    gathered.update(flags)
+    for entry in settings:
+        target, equals, value = entry.partition("=")
+        part, dot, key = target.partition(".")
+        if not equals or not dot or part not in PARTS:
+            raise SpecError(f"--set {entry}: must be PART.KEY=VALUE with PART one of {', '.join(PARTS)}")
+        default = {"attack": "label-flip", "aggregator": BEST, "worker": "normalized"}[part]
+        now = gathered.get(part, default)
+        gathered[part] = {**({"name": now} if isinstance(now, str) else now), key: _value(value)}
+    return make_spec(gathered, str(spec_file) if spec_file else "flags")
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or else a plain text."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _watched(spec: Spec, compute: Compute, out: Path, resume: bool, console: Console, title: str) -> Result:
+    """Run with a progress bar on `console`."""
+    bar = Progress(
+        TextColumn(f"{title:10}"),
+        BarColumn(),
+        TextColumn("round {task.completed:.0f} of {task.total:.0f}"),
+        TextColumn("{task.fields[accuracy]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+    context: AbstractContextManager[Any] = nullcontext() if console.quiet else bar
+    with context:
+        task = bar.add_task(title, total=1, accuracy="")
+
+        def watch(progress: RunProgress, rounds: int) -> None:
+            accuracy = f"accuracy {progress.curve[-1]['accuracy']:.3f}" if progress.curve else ""
+            bar.update(task, total=rounds, completed=progress.rounds, accuracy=accuracy)
+
+        return run(spec, compute=compute, out=out, resume=resume, watch=None if console.quiet else watch)

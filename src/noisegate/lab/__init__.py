@@ -1,0 +1,6 @@
+"""Specs, runs and where they are kept."""
+
+from noisegate.lab.launch import Result, reference, run, undefended
+from noisegate.lab.spec import Spec, make_spec, read_settings, read_spec
+
+__all__ = ["Result", "Spec", "make_spec", "read_settings", "read_spec", "reference", "run", "undefended"]

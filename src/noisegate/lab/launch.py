@@ -1,0 +1,154 @@
+"""Run a spec from beginning to end."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisegate.compute import Compute
+from noisegate.data import Dataset
+from noisegate.lab.setup import Setup, prepare
+from noisegate.lab.spec import Spec
+from noisegate.lab.store import RunFolder
+from noisegate.simulate import Progress, shares, start, train
+from noisegate.vectors import Loss, cross_entropy
+
+Watch = Callable[[Progress, int], None]
+"""Called after every round with the progress and the number of all rounds."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found. Everything but `seconds` and `ms_per_round` is the same whenever the spec is.
+
+    accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
+    honest_rejected: share of honest uploads refused by tests. byzantine_selected: share of the uploads used that were
+    Byzantine. epsilon: the largest of the honest workers' own, worker_epsilons; accountant is "stated" if it could not
+    be checked.
+    """
+
+    accuracy: float
+    best_accuracy: float
+    curve: list[dict[str, Any]]
+    epsilon: float
+    delta: float
+    sigma: float
+    rounds: int
+    workers: int
+    byzantine: float
+    byzantine_workers: int
+    attack: str
+    aggregator: str
+    dataset: str
+    model: str
+    parameters: int
+    seed: int
+    honest_rejected: float
+    byzantine_selected: float
+    accountant: str
+    worker_epsilons: list[float]
+    spec: dict[str, Any]
+    seconds: float
+    ms_per_round: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return asdict(self)
+
+
+def run(
+    spec: Spec | None = None,
+    *,
+    compute: Compute | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss = cross_entropy,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> Result:
+    """Run `spec` and give its result; with `out`, leave a run folder that can be resumed.
+
+    dataset, model, loss: your own, instead of those the spec names. watch: called after every round.
+    """
+    spec, compute = spec or Spec(), compute or Compute()
+    folder = RunFolder(Path(out)) if out is not None else None
+    if folder:
+        folder.begin(spec, resume, compute.resolve())
+        if (found := folder.result()) is not None:
+            return Result(**{entry.name: found[entry.name] for entry in fields(Result)})
+    setup = prepare(spec, compute, dataset, model, loss)
+    progress = (folder and folder.checkpoint(setup.federation)) or start(setup.federation)
+    progress, seconds = _play(setup, progress, folder, watch)
+    result = _summarize(spec, setup, progress, seconds)
+    if folder:
+        folder.finish(setup.federation, progress, result.as_dict())
+    return result
+
+
+def reference(spec: Spec) -> Spec:
+    """The same private training without attackers and without a filter: its accuracy is the Reference Accuracy."""
+    return replace(spec, byzantine=0.0, attack="none", attack_start=0.0, aggregator="mean", gamma=None)
+
+
+def undefended(spec: Spec) -> Spec:
+    """The same attack on a plain mean."""
+    return replace(spec, aggregator="mean")
+
+
+def _play(setup: Setup, progress: Progress, folder: RunFolder | None, watch: Watch | None) -> tuple[Progress, float]:
+    """Play to the end. An interruption saves where the run stands, after the last whole round."""
+    federation = setup.federation
+    began, saved = time.perf_counter(), len(progress.curve)
+    try:
+        for now in train(federation, progress, setup.x_test, setup.y_test, setup.evaluate_every):
+            progress = now
+            if folder and len(progress.curve) > saved:
+                saved = len(progress.curve)
+                folder.save(progress)
+            if watch:
+                watch(progress, federation.rounds)
+    except KeyboardInterrupt:
+        if folder:
+            folder.save(progress)
+        raise
+    return progress, time.perf_counter() - began
+
+
+def _summarize(spec: Spec, setup: Setup, progress: Progress, seconds: float) -> Result:
+    federation, promise = setup.federation, setup.privacy
+    rejected, selected = shares(federation, progress.reasons)
+    curve = list(progress.curve)
+    return Result(
+        accuracy=curve[-1]["accuracy"],
+        best_accuracy=max(line["accuracy"] for line in curve),
+        curve=curve,
+        epsilon=promise.epsilon,
+        delta=promise.delta,
+        sigma=promise.sigma,
+        rounds=federation.rounds,
+        workers=_count(~federation.byzantine),
+        byzantine=_count(federation.byzantine) / len(federation.byzantine),
+        byzantine_workers=_count(federation.byzantine),
+        attack=spec.canonical()["attack"]["name"],
+        aggregator=spec.canonical()["aggregator"]["name"],
+        dataset=setup.dataset,
+        model=setup.model,
+        parameters=federation.model.d,
+        seed=spec.seed,
+        honest_rejected=rejected,
+        byzantine_selected=selected,
+        accountant=promise.accountant,
+        worker_epsilons=list(promise.worker_epsilons),
+        spec=spec.canonical(),
+        seconds=seconds,
+        ms_per_round=1e3 * seconds / federation.rounds,
+    )
+
+
+def _count(mask: Tensor) -> int:
+    return int(torch.count_nonzero(mask))
