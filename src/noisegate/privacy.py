@@ -195,7 +195,7 @@ def _spent(ask: _Ask, sigma: float, coarse: float = 1.0) -> float:
 
 
 def _rdp(ask: _Ask, sigma: float, orders: Sequence[int] | None = None) -> float:
-    """By Renyi divergences; the orders are dp-accounting's own unless given, so that anyone can check the number."""
+    """By Renyi divergences, of dp-accounting's own orders unless given, so that anyone can check."""
     from dp_accounting import rdp
 
     return _price(rdp.RdpAccountant(orders, ask.sampling.neighboring()), ask, sigma)
@@ -232,8 +232,8 @@ def _price(accountant: Any, ask: _Ask, sigma: float) -> float:
     composed = accounting().SelfComposedDpEvent(ask.sampling.event(ask.examples, sigma), ask.rounds)
     if not accountant.supports(composed):
         raise PrivacyError(
-            f"accountant = {ask.accountant!r} cannot price sampling = {ask.sampling.name!r}, whose neighbors are "
-            f'{ask.sampling.relation}: use accountant = "rdp", or sampling = "poisson"'
+            f"accountant = {ask.accountant!r} cannot price sampling = {ask.sampling.name!r}, whose neighbors "
+            f'are {ask.sampling.relation}: use accountant = "rdp", or sampling = "poisson"'
         )
     try:
         with _quiet():
@@ -279,8 +279,8 @@ def _solve(ask: _Ask, budget: float, start: float, coarse: float) -> float:
         over, safe = (point, safe) if spent > budget else (over, point)
         if over is None and x <= math.log(SMALLEST):
             raise PrivacyError(
-                f"epsilon = {budget:g} asks for no privacy: a noise multiplier of {SMALLEST:g} does not spend "
-                f"it ({ask}). Ask for a smaller epsilon"
+                f"epsilon = {budget:g} asks for no privacy: a noise multiplier of {SMALLEST:g} does not "
+                f"spend it ({ask}). Ask for a smaller epsilon"
             )
         if safe is None and x >= math.log(LARGEST):
             raise PrivacyError(

@@ -1,12 +1,12 @@
 """Which examples a worker uses in a round, and what that choice means for its privacy.
 
-Sampling is accounting: the object that draws the batch is the object that states the DP event of the round, so nobody
-can draw one way and be charged for another. Symbols: batch b_c, examples |D_i|, noise multiplier sigma.
+Sampling is accounting: the object that draws the batch is the object that states the DP event of the round, so
+nobody can draw one way and be charged for another. Symbols: batch b_c, examples |D_i|, noise multiplier sigma.
 
-* `poisson`: each example by itself with probability b_c / |D_i|. Neighbors add or remove one example, which moves
-  a sum of vectors of length at most 1 by at most 1.
-* `fixed`: b_c examples, uniformly, without replacement. Neighbors replace one example, which moves that sum by up
-  to 2: one vector out, another one in.
+* `poisson`: each example by itself with probability b_c / |D_i|. Neighbors add or remove one example, which
+  moves a sum of vectors of length at most 1 by at most 1.
+* `fixed`: b_c examples, uniformly, without replacement. Neighbors replace one example, which moves that sum by
+  up to 2: one vector out, another one in.
 
 A batch can be drawn without dp-accounting; only `event` and `neighboring` need it.
 """
@@ -83,8 +83,8 @@ class Poisson:
         """A batch of random size for each worker, as wide as the largest one drawn and at least 1 wide.
 
         A float64 uniform has 53 random bits, so the chance of an example misses batch / examples by at most
-        about 1e-16. A float32 has 24: it would miss by up to 6e-8, a relative error of 1e-5 at a rate of 0.005,
-        and the accountant would not know.
+        about 1e-16. A float32 has 24: it would miss by up to 6e-8, a relative error of 1e-5 at a rate of
+        0.005, and the accountant would not know.
         """
         longest = _longest(sizes, self.batch)
         uniform = torch.rand(len(sizes), longest, generator=rng, dtype=torch.float64, device=sizes.device)

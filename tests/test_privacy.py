@@ -1,0 +1,210 @@
+"""Epsilon and sigma: golden numbers, never overspent, and every refusal."""
+
+import json
+import logging
+import math
+
+import dp_accounting
+import pytest
+from dp_accounting import pld, rdp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from noisegate.errors import PrivacyError, SpecError
+from noisegate.privacy import calibrate, default_delta, epsilon, guarantee, worst_sigma
+from noisegate.sampling import FixedSize, Poisson
+
+PAPER = {"examples": 3000, "rounds": 1500, "sampling": Poisson(16)}  # MNIST and Fashion: 20 workers, 8 epochs
+
+
+@pytest.mark.parametrize(
+    ("accountant", "budget", "sigma"),
+    [
+        ("rdp", 2, 0.792),
+        ("rdp", 1, 1.034),
+        ("rdp", 0.5, 1.519),
+        ("rdp", 0.25, 2.57),
+        ("rdp", 0.125, 4.61),
+        ("pld", 2, 0.7287),
+        ("pld", 0.125, 4.0637),
+    ],
+)
+def test_golden_sigmas(accountant, budget, sigma):
+    found = calibrate(budget, accountant=accountant, **PAPER)
+    assert found == pytest.approx(sigma, rel=0.005)
+    assert 0.99 * budget <= epsilon(found, accountant=accountant, **PAPER) <= budget
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    examples=st.integers(50, 5000),
+    batch=st.integers(1, 50),
+    rounds=st.integers(1, 2000),
+    budget=st.floats(0.05, 8),
+)
+def test_calibration_never_overspends_and_wastes_at_most_1_percent_rdp(examples, batch, rounds, budget):
+    setting = {"examples": examples, "rounds": rounds, "sampling": Poisson(batch), "accountant": "rdp"}
+    assert 0.99 * budget <= epsilon(calibrate(budget, **setting), **setting) <= budget
+
+
+@settings(max_examples=4, deadline=None)
+@given(examples=st.integers(200, 5000), rounds=st.integers(10, 1500), budget=st.floats(0.02, 3))
+def test_calibration_never_overspends_and_wastes_at_most_1_percent_pld(examples, rounds, budget):
+    setting = {"examples": examples, "rounds": rounds, "sampling": Poisson(16)}
+    assert 0.99 * budget <= epsilon(calibrate(budget, **setting), **setting) <= budget
+
+
+@pytest.mark.parametrize("budget", [0.02, 0.05, 0.1, 0.125, 1.0])
+def test_pld_is_what_a_fine_grid_says_within_1_percent_and_never_below_it(budget):
+    sigma = calibrate(budget, **PAPER)
+    fine = pld.PLDAccountant(value_discretization_interval=min(5e-5, budget * 1e-4))
+    fine.compose(dp_accounting.SelfComposedDpEvent(Poisson(16).event(3000, sigma), 1500))
+    spent = fine.get_epsilon(default_delta(3000))
+    assert 0.98 * budget <= spent <= budget
+    assert spent <= epsilon(sigma, **PAPER) <= 1.01 * spent
+
+
+def test_above_0_1_anyone_gets_our_number_from_dp_accounting():
+    theirs = pld.PLDAccountant(value_discretization_interval=1e-4)
+    theirs.compose(dp_accounting.SelfComposedDpEvent(Poisson(16).event(3000, 2.0), 1500))
+    assert epsilon(2.0, **PAPER) == theirs.get_epsilon(default_delta(3000))
+
+
+def test_fixed_is_charged_with_replace_one_and_sensitivity_2():
+    by_hand = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    sampled = dp_accounting.SampledWithoutReplacementDpEvent(3000, 16, dp_accounting.GaussianDpEvent(4.0 / 2))
+    by_hand.compose(dp_accounting.SelfComposedDpEvent(sampled, 1500))
+    charged = epsilon(4.0, examples=3000, rounds=1500, sampling=FixedSize(16), delta=1e-5, accountant="rdp")
+    assert charged == by_hand.get_epsilon(1e-5)
+    assert charged > 4 * epsilon(4.0, delta=1e-5, accountant="rdp", **PAPER)
+
+
+def test_no_rounds_cost_nothing():
+    for accountant in ("rdp", "pld"):
+        assert epsilon(1.0, examples=3000, rounds=0, sampling=Poisson(16), accountant=accountant) == 0
+
+
+@pytest.mark.parametrize(("accountant", "sigma"), [("rdp", 1.5), ("pld", 1.5), ("pld", 8.0)])
+def test_more_rounds_never_cost_less_and_more_noise_never_more(accountant, sigma):
+    setting = {"examples": 1000, "sampling": Poisson(8), "accountant": accountant}
+    by_rounds = [epsilon(sigma, rounds=rounds, **setting) for rounds in (0, 1, 2, 10, 100, 101, 1000)]
+    assert by_rounds == sorted(by_rounds)
+    by_noise = [epsilon(sigma * more, rounds=100, **setting) for more in (1, 1.01, 1.5, 3)]
+    assert by_noise == sorted(by_noise, reverse=True)
+
+
+def test_the_default_delta_is_the_papers():
+    assert default_delta(3000) == 3000**-1.1
+    assert guarantee(sigma=1.0, accountant="rdp", **PAPER).delta == 3000**-1.1
+    with pytest.raises(SpecError, match=r"examples = 1: the default delta .* promises nothing; give delta"):
+        default_delta(1)
+    with pytest.raises(SpecError, match="promises nothing"):
+        epsilon(1.0, examples=1, rounds=1, sampling=Poisson(1))
+
+
+def test_a_guarantee_says_everything_needed_to_check_it():
+    promise = guarantee(epsilon=2, accountant="rdp", **PAPER)
+    assert promise.sigma == calibrate(2, accountant="rdp", **PAPER)
+    assert promise.epsilon == epsilon(promise.sigma, accountant="rdp", **PAPER) <= 2
+    assert promise == guarantee(sigma=promise.sigma, accountant="rdp", **PAPER)
+    assert json.loads(json.dumps(promise.as_dict())) == {
+        "epsilon": promise.epsilon,
+        "delta": 3000**-1.1,
+        "sigma": promise.sigma,
+        "accountant": "rdp",
+        "relation": "add-or-remove",
+        "sampling": "poisson",
+        "examples": 3000,
+        "batch": 16,
+        "rate": 16 / 3000,
+        "rounds": 1500,
+    }
+    for both in ({}, {"sigma": 1.0, "epsilon": 1.0}):
+        with pytest.raises(SpecError, match="give exactly one of them"):
+            guarantee(**both, **PAPER)
+
+
+def test_the_largest_need_serves_unequal_workers():
+    shared = {"rounds": 300, "sampling": Poisson(16), "accountant": "rdp"}
+    sigma, own = worst_sigma(2, [3000, 500, 1000, 3000], **shared)
+    assert sigma == calibrate(2, examples=500, **shared)
+    assert own == {size: epsilon(sigma, examples=size, **shared) for size in (500, 1000, 3000)}
+    assert own[3000] < own[1000] < own[500] <= 2
+
+
+def test_the_largest_need_is_not_always_the_smallest_workers():
+    """One round: the rate hardly matters, and the larger worker's smaller delta asks for more noise."""
+    shared = {"rounds": 1, "sampling": Poisson(1), "accountant": "rdp"}
+    sigma, own = worst_sigma(1, [16, 1000], **shared)
+    assert sigma == calibrate(1, examples=1000, **shared) > calibrate(1, examples=16, **shared)
+    assert own[16] < 0.99
+    assert 0.99 <= own[1000] <= 1
+
+
+def test_one_delta_for_all_when_given():
+    shared = {"rounds": 50, "sampling": Poisson(16), "accountant": "rdp", "delta": 1e-6}
+    sigma, own = worst_sigma(1, [400, 800], **shared)
+    assert own[800] == epsilon(sigma, examples=800, **shared)
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, True, "2"])
+def test_a_senseless_budget_is_refused(bad):
+    with pytest.raises(SpecError, match=r"epsilon = .*: must be a finite number above 0"):
+        calibrate(bad, **PAPER)
+    with pytest.raises(SpecError, match="must be a finite number above 0"):
+        worst_sigma(bad, [3000], rounds=10, sampling=Poisson(16))
+    with pytest.raises(SpecError, match=r"sigma = .*: must be a finite number above 0"):
+        epsilon(bad, **PAPER)
+
+
+@pytest.mark.parametrize("bad", [0, 1, -0.1, 2.0, math.nan, math.inf, True])
+def test_a_senseless_delta_is_refused(bad):
+    with pytest.raises(SpecError, match=r"delta = .*: must be above 0 and below 1"):
+        calibrate(1, delta=bad, **PAPER)
+
+
+def test_senseless_settings_are_refused():
+    with pytest.raises(SpecError, match="rounds = 0: must be a whole number, 1 or more"):
+        calibrate(1, examples=3000, rounds=0, sampling=Poisson(16))
+    with pytest.raises(SpecError, match="rounds = -1: must be a whole number"):
+        epsilon(1, examples=3000, rounds=-1, sampling=Poisson(16))
+    with pytest.raises(
+        SpecError, match="batch = 16: a worker has only 10 examples; lower batch to 10 or less"
+    ):
+        calibrate(1, examples=10, rounds=10, sampling=Poisson(16))
+    with pytest.raises(SpecError, match=r"accountant = 'prv': unknown.*choose from pld, rdp"):
+        calibrate(1, accountant="prv", **PAPER)
+    with pytest.raises(SpecError, match=r"sizes = \[\]: must name the number of examples"):
+        worst_sigma(1, [], rounds=10, sampling=Poisson(16))
+
+
+def test_pld_refuses_what_it_cannot_price():
+    refusal = "accountant = 'pld' cannot price sampling = 'fixed'.*replace-one: use accountant = \"rdp\", or"
+    for ask in (calibrate, epsilon):
+        with pytest.raises(PrivacyError, match=refusal):
+            ask(1.0, examples=3000, rounds=1500, sampling=FixedSize(16))
+
+
+def test_a_budget_that_cannot_be_met_is_never_capped():
+    with pytest.raises(
+        PrivacyError, match=r"epsilon = 0.5 cannot be met: .* Allow a larger epsilon or delta"
+    ):
+        calibrate(0.5, delta=1e-300, accountant="rdp", **PAPER)
+    with pytest.raises(PrivacyError, match=r"epsilon = 1e\+09 asks for no privacy: .* smaller epsilon"):
+        calibrate(1e9, accountant="rdp", **PAPER)
+    with pytest.raises(PrivacyError, match=r"sigma = 0.001 is too little noise to be priced"):
+        epsilon(0.001, **PAPER)
+
+
+def test_where_rdp_jumps_calibration_stays_on_the_safe_side():
+    assert epsilon(calibrate(1e-4, accountant="rdp", **PAPER), accountant="rdp", **PAPER) <= 1e-4
+
+
+def test_pricing_leaves_the_logger_of_dp_accounting_as_it_was(caplog):
+    logger = logging.getLogger("absl")
+    before = logger.level
+    epsilon(
+        0.6, examples=20, rounds=1, sampling=Poisson(1), accountant="rdp"
+    )  # leaves out orders, and says so
+    assert logger.level == before
+    assert not caplog.records

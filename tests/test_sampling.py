@@ -1,0 +1,185 @@
+"""Draws: the right examples, at the right rate, independently, reproducibly; and the event they are charged as."""
+
+import subprocess
+import sys
+
+import dp_accounting
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom
+
+from noisegate.errors import PrivacyError, SpecError
+from noisegate.sampling import SAMPLINGS, Batch, FixedSize, Poisson
+from noisegate.streams import stream
+
+EQUAL = torch.full((50,), 3000)
+UNEQUAL = torch.tensor([40, 3000, 16, 500, 17])
+SCHEMES = [Poisson(16), FixedSize(16)]
+
+
+def hits(sizes: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """(n, longest) how often each example was drawn."""
+    found = torch.zeros(len(sizes), int(sizes.max()), dtype=torch.int64)
+    return found.scatter_add_(1, batch.index, batch.real.long())
+
+
+def frequencies(sampling: Poisson | FixedSize, sizes: torch.Tensor, draws: int) -> torch.Tensor:
+    return sum(hits(sizes, sampling.draw(sizes, stream(1, "batch", t))) for t in range(draws))
+
+
+@pytest.mark.parametrize("sampling", SCHEMES)
+@pytest.mark.parametrize("sizes", [EQUAL, UNEQUAL, torch.tensor([16])])
+def test_a_batch_is_a_subset_of_the_workers_own_examples(sampling, sizes):
+    for t in range(20):
+        batch = sampling.draw(sizes, stream(3, "batch", t))
+        assert batch.index.dtype == torch.int64
+        assert batch.real.dtype == torch.bool
+        assert batch.index.shape == batch.real.shape
+        assert ((batch.index >= 0) & (batch.index < sizes[:, None])).all()
+        assert hits(sizes, batch).max() <= 1
+        assert (batch.index[~batch.real] == 0).all()
+        assert (batch.real.long().diff(dim=1) <= 0).all()  # real slots come first
+
+
+def test_poisson_is_as_wide_as_its_largest_batch_and_never_empty():
+    batch = Poisson(16).draw(EQUAL, stream(1, "batch"))
+    assert batch.index.shape[1] == batch.real.sum(1).max()
+    empty = next(
+        b for t in range(99) if not (b := Poisson(1).draw(torch.tensor([9]), stream(1, "b", t))).real.any()
+    )
+    assert empty.index.shape == (1, 1)
+
+
+def test_poisson_with_every_example_draws_every_example():
+    assert Poisson(16).draw(torch.tensor([16, 16]), stream(1, "batch")).real.all()
+
+
+def test_fixed_draws_exactly_the_batch():
+    batch = FixedSize(16).draw(UNEQUAL, stream(1, "batch"))
+    assert batch.real.all()
+    assert batch.real.shape == (5, 16)
+
+
+def deviation(drawn: float, trials: int, rate: float) -> float:
+    return (drawn - trials * rate) / (trials * rate * (1 - rate)) ** 0.5
+
+
+def test_poisson_rate_is_batch_over_examples():
+    drawn = float(frequencies(Poisson(16), EQUAL, 40).sum())
+    trials = 40 * 50 * 3000
+    assert abs(deviation(drawn, trials, 16 / 3000)) < 4
+    assert abs(deviation(drawn, trials, 1.1 * 16 / 3000)) > 10  # the test would see a rate 1.1 times as large
+    assert abs(deviation(drawn, trials, 16 / 3000 / 1.1)) > 10
+
+
+@pytest.mark.parametrize("sampling", SCHEMES)
+def test_unequal_workers_have_their_own_rates(sampling):
+    counts = frequencies(sampling, UNEQUAL, 400).sum(1)
+    for size, drawn in zip(UNEQUAL.tolist(), counts.tolist(), strict=True):
+        if isinstance(sampling, FixedSize) or size == 16:
+            assert drawn == 400 * 16
+        else:
+            assert abs(deviation(drawn, 400 * size, 16 / size)) < 4
+
+
+@pytest.mark.parametrize("sampling", SCHEMES)
+def test_every_example_is_equally_likely(sampling):
+    sizes, draws = torch.full((20,), 100), 400
+    by_position = frequencies(sampling, sizes, draws).sum(0).double()
+    expected = 20 * draws * 0.16
+    chi_square = float(((by_position - expected) ** 2).sum() / (expected * (1 - 0.16)))
+    assert 50 < chi_square < 160  # 100 degrees of freedom, standard deviation 14
+
+
+def test_poisson_sizes_vary_like_a_binomial():
+    sizes = torch.cat([Poisson(16).draw(EQUAL, stream(2, "b", t)).real.sum(1) for t in range(60)]).double()
+    assert sizes.var() == pytest.approx(16 * (1 - 16 / 3000), rel=0.12)
+
+
+@pytest.mark.parametrize("sampling", SCHEMES)
+def test_workers_and_rounds_draw_independently(sampling):
+    sizes, rng = torch.full((2,), 200), stream(5, "batch")
+    rounds = torch.stack([hits(sizes, sampling.draw(sizes, rng)) for _ in range(500)])
+    both_workers = float((rounds[:, 0] * rounds[:, 1]).sum())
+    both_rounds = float((rounds[1:, 0] * rounds[:-1, 0]).sum())
+    assert abs(deviation(both_workers, 500 * 200, 0.08**2)) < 4
+    assert abs(deviation(both_rounds, 499 * 200, 0.08**2)) < 4
+
+
+@pytest.mark.parametrize("sampling", SCHEMES)
+def test_the_generator_alone_decides(sampling):
+    state = torch.random.get_rng_state()
+    first, again, other = (sampling.draw(UNEQUAL, stream(seed, "batch", 3)) for seed in (1, 1, 2))
+    assert torch.equal(first.index, again.index)
+    assert torch.equal(first.real, again.real)
+    assert first.index.shape != other.index.shape or not torch.equal(first.index, other.index)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_poisson_is_charged_as_add_or_remove_with_sensitivity_1():
+    gaussian = dp_accounting.GaussianDpEvent(1.5)
+    assert Poisson(16).event(3000, 1.5) == dp_accounting.PoissonSampledDpEvent(16 / 3000, gaussian)
+    assert Poisson(16).neighboring() == dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
+    assert (Poisson.relation, Poisson.sensitivity) == ("add-or-remove", 1.0)
+
+
+def test_fixed_is_charged_as_replace_one_with_sensitivity_2():
+    halved = dp_accounting.GaussianDpEvent(1.5 / 2)
+    assert FixedSize(16).event(3000, 1.5) == dp_accounting.SampledWithoutReplacementDpEvent(3000, 16, halved)
+    assert FixedSize(16).neighboring() == dp_accounting.NeighboringRelation.REPLACE_ONE
+    assert (FixedSize.relation, FixedSize.sensitivity) == ("replace-one", 2.0)
+
+
+@settings(max_examples=50, deadline=None)
+@given(examples=st.integers(2, 5000), share=st.floats(0.001, 1), tail=st.floats(1e-12, 0.5))
+def test_largest_is_the_smallest_size_with_that_tail(examples, share, tail):
+    batch = max(1, int(share * examples))
+    size = Poisson(batch).largest(examples, tail)
+    assert binom.sf(size, examples, batch / examples) <= tail * (1 + 1e-9)
+    assert size == 0 or binom.sf(size - 1, examples, batch / examples) >= tail * (1 - 1e-9)
+
+
+def test_largest_batches():
+    assert Poisson(16).largest(3000, 1e-3) == 30
+    assert FixedSize(16).largest(3000, 1e-3) == 16
+
+
+@pytest.mark.parametrize("name", sorted(SAMPLINGS))
+def test_bad_settings_are_refused_with_what_to_do(name):
+    sampling = SAMPLINGS[name]
+    too_large = r"batch = 16: a worker has only 10 examples; lower batch to 10 or less"
+    with pytest.raises(SpecError, match="batch = 0: must be a whole number, 1 or more"):
+        sampling(0)
+    for refused in (
+        lambda: sampling(16).draw(torch.tensor([3000, 10]), stream(1, "b")),
+        lambda: sampling(16).event(10, 1.0),
+        lambda: sampling(16).rate(10),
+        lambda: sampling(16).largest(10, 0.1),
+    ):
+        with pytest.raises(SpecError, match=too_large):
+            refused()
+    for sizes in (torch.tensor([[20]]), torch.tensor([20.0]), torch.tensor([], dtype=torch.int64)):
+        with pytest.raises(SpecError, match=r"must be one int64 number of examples for each worker"):
+            sampling(16).draw(sizes, stream(1, "b"))
+    with pytest.raises(SpecError, match="noise_multiplier = 0: must be a finite number above 0"):
+        sampling(16).event(3000, 0)
+    for tail in (0, 1, float("nan")):
+        with pytest.raises(SpecError, match="must be a probability above 0 and below 1"):
+            sampling(16).largest(3000, tail)
+
+
+@pytest.mark.parametrize("sampling", SCHEMES)
+def test_without_dp_accounting_there_is_no_event(sampling, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    assert sampling.draw(EQUAL, stream(1, "b")).real.any()
+    with pytest.raises(PrivacyError, match="dp-accounting is not installed.*install it, or give sigma"):
+        sampling.event(3000, 1.0)
+
+
+def test_import_needs_no_dp_accounting():
+    code = (
+        "import sys; import noisegate.sampling, noisegate.privacy; sys.exit('dp_accounting' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
