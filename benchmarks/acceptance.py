@@ -8,7 +8,7 @@ here so that a machine without dp-accounting can run them; with dp-accounting it
 
     noisegate privacy --samples 2999 --rounds 1500 --epsilon 2 --accountant rdp     # mnist, fashion
     noisegate privacy --samples 727 --rounds 455 --epsilon 2 --accountant rdp       # usps
-    noisegate privacy --samples 141 --rounds 355 --epsilon 2 --accountant rdp       # digits
+    noisegate privacy --samples 141 --rounds 267 --epsilon 2 --accountant rdp       # digits
 """
 
 import argparse
@@ -18,8 +18,8 @@ import os
 import statistics
 from pathlib import Path
 
-SIGMA = {"mnist": 0.7924, "fashion": 0.7924, "usps": 1.082, "digits": 3.135}
-ROUNDS = {"mnist": 1500, "fashion": 1500, "usps": 455, "digits": 355}
+SIGMA = {"mnist": 0.7924, "fashion": 0.7924, "usps": 1.082, "digits": 2.754}
+ROUNDS = {"mnist": 1500, "fashion": 1500, "usps": 455, "digits": 267}
 NORMALIZED = {"name": "two-stage", "server_gradient": "normalized"}
 
 
@@ -67,7 +67,15 @@ def measure(job: tuple[str, dict[str, object], int, int]) -> dict[str, object]:
     name, chosen, seed, threads = job
     spec = noisegate.Spec(**chosen, seed=seed)
     result = noisegate.run(spec, compute=noisegate.Compute(threads=threads))
-    keep = ("accuracy", "best_accuracy", "honest_rejected", "byzantine_selected", "sigma", "rounds", "ms_per_round")
+    keep = (
+        "accuracy",
+        "best_accuracy",
+        "honest_rejected",
+        "byzantine_selected",
+        "sigma",
+        "rounds",
+        "ms_per_round",
+    )
     return {"case": name, "seed": seed, **{key: getattr(result, key) for key in keep}}
 
 

@@ -352,9 +352,7 @@ def test_a_failed_download_is_one_sentence(site, elsewhere, tmp_path):
 
 def test_npz_with_test_arrays(tmp_path):
     x, y = np.arange(24).reshape(6, 2, 2), np.array([0.0, 1, 2, 0, 1, 2])
-    data = load(
-        save(tmp_path / "mine.npz", x=x, y=y, x_test=x[:3].astype(">f8"), y_test=y[:3].astype(np.uint8))
-    )
+    data = load(save(tmp_path / "mine.npz", x=x, y=y, x_test=x[:3].astype(">f8"), y_test=y[:3].astype(np.uint8)))
     assert (data.name, data.shape, data.classes) == ("mine", (2, 2), 3)
     assert torch.equal(data.x, torch.arange(24.0).reshape(6, 2, 2))
     assert data.y_test.tolist() == [0, 1, 2]

@@ -137,9 +137,7 @@ def test_layers_that_draw_are_refused(layer):
         check_module(nn.Sequential(nn.Linear(4, 4), layer))
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.Dropout(0.0), nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm(4)]
-)
+@pytest.mark.parametrize("layer", [nn.Dropout(0.0), nn.InstanceNorm2d(4), nn.GroupNorm(2, 4), nn.LayerNorm(4)])
 def test_harmless_layers_are_accepted(layer):
     check_module(nn.Sequential(nn.Linear(4, 4), layer))
 

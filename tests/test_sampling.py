@@ -1,4 +1,4 @@
-"""Draws: the right examples, at the right rate, independently, reproducibly; and the event they are charged as."""
+"""Draws: the right examples, at the right rate, independently, reproducibly; and the event of a draw."""
 
 import subprocess
 import sys
@@ -46,9 +46,7 @@ def test_a_batch_is_a_subset_of_the_workers_own_examples(sampling, sizes):
 def test_poisson_is_as_wide_as_its_largest_batch_and_never_empty():
     batch = Poisson(16).draw(EQUAL, stream(1, "batch"))
     assert batch.index.shape[1] == batch.real.sum(1).max()
-    empty = next(
-        b for t in range(99) if not (b := Poisson(1).draw(torch.tensor([9]), stream(1, "b", t))).real.any()
-    )
+    empty = next(b for t in range(99) if not (b := Poisson(1).draw(torch.tensor([9]), stream(1, "b", t))).real.any())
     assert empty.index.shape == (1, 1)
 
 
@@ -174,12 +172,10 @@ def test_bad_settings_are_refused_with_what_to_do(name):
 def test_without_dp_accounting_there_is_no_event(sampling, monkeypatch):
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     assert sampling.draw(EQUAL, stream(1, "b")).real.any()
-    with pytest.raises(PrivacyError, match="dp-accounting is not installed.*install it, or give sigma"):
+    with pytest.raises(PrivacyError, match=r"dp-accounting is not installed.*install it, or give sigma"):
         sampling.event(3000, 1.0)
 
 
 def test_import_needs_no_dp_accounting():
-    code = (
-        "import sys; import noisegate.sampling, noisegate.privacy; sys.exit('dp_accounting' in sys.modules)"
-    )
+    code = "import sys; import noisegate.sampling, noisegate.privacy; sys.exit('dp_accounting' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,4 +1,4 @@
-"""Names in a spec become objects here. A catalog is a plain dict; a dotted path `package.module:Name` loads a stranger's.
+"""Names in a spec become objects here. A catalog is a plain dict; `package.module:Name` loads a stranger's.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)

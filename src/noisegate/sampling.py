@@ -1,12 +1,12 @@
 """Which examples a worker uses in a round, and what that choice means for its privacy.
 
-Sampling is accounting: the object that draws the batch is the object that states the DP event of the round, so
-nobody can draw one way and be charged for another. Symbols: batch b_c, examples |D_i|, noise multiplier sigma.
+Sampling is accounting: the object that draws the batch is the object that states the DP event of the round,
+so nobody can draw one way and be charged for another. Symbols: batch b_c, examples |D_i|, noise sigma.
 
 * `poisson`: each example by itself with probability b_c / |D_i|. Neighbors add or remove one example, which
   moves a sum of vectors of length at most 1 by at most 1.
-* `fixed`: b_c examples, uniformly, without replacement. Neighbors replace one example, which moves that sum by
-  up to 2: one vector out, another one in.
+* `fixed`: b_c examples, uniformly, without replacement. Neighbors replace one example, which moves that sum
+  by up to 2: one vector out, another one in.
 
 A batch can be drawn without dp-accounting; only `event` and `neighboring` need it.
 """
@@ -90,9 +90,7 @@ class Poisson:
         uniform = torch.rand(len(sizes), longest, generator=rng, dtype=torch.float64, device=sizes.device)
         drawn = uniform < (self.batch / sizes.double())[:, None]
         drawn &= torch.arange(longest, device=sizes.device) < sizes[:, None]
-        worker, example = drawn.nonzero(
-            as_tuple=True
-        )  # ordered by worker, so a worker's slots are consecutive
+        worker, example = drawn.nonzero(as_tuple=True)  # ordered by worker, so a worker's slots are consecutive
         counts = torch.bincount(worker, minlength=len(sizes))
         slot = torch.arange(len(worker), device=sizes.device) - (counts.cumsum(0) - counts)[worker]
         width = max(int(counts.max()), 1)
@@ -186,18 +184,14 @@ def accounting() -> ModuleType:
 def _fits(batch: int, examples: int) -> None:
     count(examples=examples)
     if batch > examples:
-        raise refuse(
-            "batch", batch, f"a worker has only {examples} examples; lower batch to {examples} or less"
-        )
+        raise refuse("batch", batch, f"a worker has only {examples} examples; lower batch to {examples} or less")
 
 
 def _longest(sizes: Tensor, batch: int) -> int:
     """The largest size, after checking that every worker can fill a batch."""
     if sizes.dim() != 1 or len(sizes) == 0 or sizes.dtype != torch.int64:
         shape = f"{tuple(sizes.shape)} {sizes.dtype}"
-        raise refuse(
-            "sizes", shape, "must be one int64 number of examples for each worker, shape (n,), n >= 1"
-        )
+        raise refuse("sizes", shape, "must be one int64 number of examples for each worker, shape (n,), n >= 1")
     smallest, longest = torch.stack(torch.aminmax(sizes)).tolist()
     _fits(batch, smallest)
     return int(longest)

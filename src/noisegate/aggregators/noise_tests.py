@@ -63,8 +63,7 @@ def ks_rejects(uploads: Tensor, noise_std: float, significance: float) -> Tensor
 
 def ks_bounds(uploads: Tensor, noise_std: float) -> tuple[Tensor, Tensor]:
     """(n,), (n,): no more than and no less than each row's KS statistic."""
-    n, d = uploads.shape
-    cumulative = _histogram(uploads, noise_std).cumsum(1).double() / d  # at the right edge of each bin
+    cumulative = _histogram(uploads, noise_std).cumsum(1).double() / uploads.shape[1]  # at the right edge of each bin
     left = torch.nn.functional.pad(cumulative[:, :-1], (1, 0))
     right_mass, left_mass = _edge_masses(uploads.device)
     at_edges = (cumulative - right_mass).abs().amax(1)

@@ -14,7 +14,7 @@ from noisegate.views import Memory, Reason, ServerView, Verdict
 
 @dataclass(frozen=True)
 class TwoStage:
-    """Reject what does not look like the privacy noise, then keep the workers that agree with the server's own data.
+    """Refuse what does not look like the privacy noise, then keep those who agree with the server's own data.
 
     Stage one: an upload is rejected if its length is more than `width` standard deviations off what noise alone gives,
     or its KS test against the noise has a p-value below `significance`. Stage two: scores are inner products with the

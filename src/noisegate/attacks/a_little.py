@@ -29,7 +29,7 @@ def largest_deviation(honest: int, byzantine: int) -> float:
 
 @dataclass(frozen=True)
 class ALittle(Forger):
-    """Send mean - z std of the honest uploads, coordinate by coordinate, from every worker.
+    """Send mean - z std of the honest uploads, coordinate by coordinate.
 
     deviation: z; None takes the attack's own formula.
     """

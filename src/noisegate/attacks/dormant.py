@@ -15,7 +15,7 @@ ASLEEP = ("behave", "copy")
 
 @dataclass(frozen=True)
 class Dormant(Honest):
-    """Earn trust until the share `until` of the run has passed, then attack.
+    """Behave until the share `until` of the run has passed, then attack.
 
     asleep: "behave" follows the protocol with own data and noise; "copy" sends, from each worker and in each round,
         the upload of a random honest worker, as the paper's adaptive attacker does.

@@ -13,7 +13,7 @@ from noisegate.views import AdversaryView
 
 @dataclass(frozen=True)
 class Gaussian(Forger):
-    """Send N(0, (scale s)^2) where an honest upload carries noise N(0, s^2); at scale 1 no test of noise can tell."""
+    """Send pure noise, N(0, (scale s)^2), where an honest upload carries N(0, s^2)."""
 
     knows: ClassVar[str] = "nothing"
     scale: float = 1.0

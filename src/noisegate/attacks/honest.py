@@ -10,7 +10,7 @@ from noisegate.views import AdversaryView, DataView
 
 @dataclass(frozen=True)
 class Honest:
-    """Follow the protocol with own data and own noise: "zero attackers", or what an attack does where it says nothing."""
+    """Follow the protocol with own data and own noise."""
 
     knows: ClassVar[str] = "own data"
 

@@ -11,7 +11,7 @@ from noisegate.views import AdversaryView
 
 @dataclass(frozen=True)
 class Inner(Forger):
-    """Send -scale times the mean of the honest uploads from every worker.
+    """Send -scale times the mean of the honest uploads.
 
     A plain mean turns around where scale > H/M.
     """

@@ -13,7 +13,7 @@ from noisegate.views import DataView
 
 @dataclass(frozen=True)
 class LabelFlip(Honest):
-    """Run the whole protocol (batch, momentum, noise) with the label I changed to H-1-I, H being the number of classes.
+    """Run the whole protocol on own data with wrong labels: I becomes H-1-I, H being the number of classes.
 
     to: "reverse", or "random" for another label at random each time an example is used.
     """

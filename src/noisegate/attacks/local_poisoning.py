@@ -12,7 +12,7 @@ from noisegate.views import AdversaryView
 
 @dataclass(frozen=True)
 class LocalPoisoning(Forger):
-    """Send -(1 + lambda)/M times the sum of the B honest uploads, lambda = M/sqrt(B) - 1, from all M workers.
+    """Send -(1 + lambda)/M times the sum of the B honest uploads, with lambda = M/sqrt(B) - 1.
 
     The factor is -1/sqrt(B), so the upload has the variance of the noise of a single honest one and passes the first
     stage, and the sum over everyone is -lambda times the honest sum. lambda is positive only if M > sqrt(B).

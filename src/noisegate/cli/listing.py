@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from enum import Enum
+from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
@@ -17,7 +17,7 @@ from noisegate.data import SOURCES
 from noisegate.models import MODELS
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """What can be listed."""
 
     DATASETS = "datasets"
@@ -57,12 +57,18 @@ def _entries(kind: Kind) -> list[dict[str, Any]]:
         return [{"name": name, "about": _first_line(builder)} for name, builder in MODELS.items()]
     if kind is Kind.ATTACKS:
         return [
-            {"name": name, "knows": getattr(entry, "knows", ""), "settings": _settings(entry), "about": _first_line(entry)}
+            {
+                "name": name,
+                "knows": getattr(entry, "knows", ""),
+                "settings": _settings(entry),
+                "about": _first_line(entry),
+            }
             for name, entry in ATTACKS.items()
         ]
     if kind is Kind.AGGREGATORS:
         return [
-            {"name": name, "settings": _settings(entry), "about": _first_line(entry)} for name, entry in AGGREGATORS.items()
+            {"name": name, "settings": _settings(entry), "about": _first_line(entry)}
+            for name, entry in AGGREGATORS.items()
         ]
     return []
 
@@ -76,7 +82,8 @@ def _settings(kind: Callable[..., Any]) -> dict[str, Any]:
     if not dataclasses.is_dataclass(kind):
         return {}
     return {
-        field.name: "none" if field.default is dataclasses.MISSING else field.default for field in dataclasses.fields(kind)
+        field.name: "none" if field.default is dataclasses.MISSING else field.default
+        for field in dataclasses.fields(kind)
     }
 
 

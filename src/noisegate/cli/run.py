@@ -19,7 +19,9 @@ from noisegate.simulate import Progress as RunProgress
 
 
 def run_command(
-    spec_file: Annotated[Path | None, typer.Argument(metavar="[SPEC.toml]", help="Settings; flags override them.")] = None,
+    spec_file: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC.toml]", help="Settings; flags override them.")
+    ] = None,
     dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None,
     model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget of every worker over the whole run. [2]")] = None,
@@ -35,13 +37,16 @@ def run_command(
     attack_start: Annotated[float | None, typer.Option(help="Share of the run before the attack begins. [0]")] = None,
     attack_asleep: Annotated[str | None, typer.Option(help="Until then: behave or copy. [behave]")] = None,
     aggregator: Annotated[
-        str | None, typer.Option(help="A name of `noisegate list aggregators`. [two-stage, normalized server gradient]")
+        str | None,
+        typer.Option(help="A name of `noisegate list aggregators`. [two-stage, normalized server gradient]"),
     ] = None,
     worker: Annotated[str | None, typer.Option(help="normalized or clipped. [normalized]")] = None,
     gamma: Annotated[float | None, typer.Option(help="Share the server believes honest. [the true one]")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
     non_iid: Annotated[bool | None, typer.Option("--non-iid/--iid", help="The paper's uneven partition.")] = None,
-    dirichlet: Annotated[float | None, typer.Option(help="Uneven partition by Dirichlet of this concentration.")] = None,
+    dirichlet: Annotated[
+        float | None, typer.Option(help="Uneven partition by Dirichlet of this concentration.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it. [1]")] = None,
     settings: Annotated[
         list[str] | None,
@@ -55,7 +60,9 @@ def run_command(
         bool | None,
         typer.Option(help="Also run without attack and without defense. [yes, but not with --json]"),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object and nothing else.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON object and nothing else.")
+    ] = False,
 ) -> None:
     """Train privately under attack. Without settings: digits, 10 honest workers, 60 % label flippers, epsilon 2."""
     flags = {

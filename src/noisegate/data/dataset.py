@@ -52,9 +52,7 @@ def _check_part(name: str, x_name: str, x: Tensor, y_name: str, y: Tensor, class
             f"feature, got {tuple(x.shape)} and {tuple(y.shape)}"
         )
     if len(x) != len(y):
-        raise DataError(
-            f"{name}: {x_name} has {len(x)} examples, but {y_name} has {len(y)} labels; they must agree"
-        )
+        raise DataError(f"{name}: {x_name} has {len(x)} examples, but {y_name} has {len(y)} labels; they must agree")
     if not bool(torch.isfinite(x).all()):
         raise DataError(f"{name}: {x_name} has NaN or infinite values; remove or replace them first")
     low, high = int(y.min()), int(y.max())

@@ -69,9 +69,7 @@ def fetch(name: str, folder: Path | str | None = None, progress: bool = True) ->
         return []
     homes = {file: record.url for file, record in source.files.items() if record.url is not None}
     if not homes:
-        raise DataError(
-            f"data set {name!r} cannot be fetched: {source.by_hand}; put it in {folders(source)[0]}"
-        )
+        raise DataError(f"data set {name!r} cannot be fetched: {source.by_hand}; put it in {folders(source)[0]}")
     target = (_roots()[0] if folder is None else Path(folder).expanduser()) / name
     return [_download(url, file, source, target, progress) for file, url in homes.items()]
 

@@ -41,9 +41,7 @@ def non_iid(y: Tensor, workers: int, rng: torch.Generator) -> list[Tensor]:
     return list(torch.tensor_split(line, workers))
 
 
-def dirichlet(
-    y: Tensor, workers: int, alpha: float, rng: torch.Generator, smallest: int = 16
-) -> list[Tensor]:
+def dirichlet(y: Tensor, workers: int, alpha: float, rng: torch.Generator, smallest: int = 16) -> list[Tensor]:
     """Spread each class over the workers by shares from Dirichlet(alpha): the lower alpha, the more uneven.
 
     Every worker gets at least `smallest` examples (by default the usual batch size: who holds less cannot

@@ -60,9 +60,7 @@ def digits(_: Payloads) -> Dataset:
 
     found = load_digits()
     if found.images.shape != (1_797, 8, 8):
-        raise DataError(
-            f"digits: expected 1,797 images of 8 x 8 from scikit-learn, found shape {found.images.shape}"
-        )
+        raise DataError(f"digits: expected 1,797 images of 8 x 8 from scikit-learn, found shape {found.images.shape}")
     # Gray levels 0..16.
     pixels = found.images.astype(np.uint8)[:, None]
     return split("digits", pixels, labels(found.target), 360, (DIGITS_MEAN,), (DIGITS_STD,), white=16)
@@ -105,9 +103,7 @@ def idx(payload: bytes, shape: tuple[int, ...]) -> Pixels:
     """The unsigned bytes of an IDX file, which must have exactly this shape."""
     header = bytes((0, 0, 8, len(shape))) + b"".join(size.to_bytes(4, "big") for size in shape)
     if payload[: len(header)] != header or len(payload) != len(header) + math.prod(shape):
-        raise DataError(
-            f"not an IDX file of unsigned bytes with shape {shape}: {len(payload)} bytes, wrong header"
-        )
+        raise DataError(f"not an IDX file of unsigned bytes with shape {shape}: {len(payload)} bytes, wrong header")
     # A copy, because torch wants memory that may be written to.
     return np.frombuffer(payload, np.uint8, offset=len(header)).reshape(shape).copy()
 

@@ -16,7 +16,7 @@ DIGITS = Source(
     name="digits",
     model="mlp",
     workers=10,
-    epochs=40,
+    epochs=30,
     description="scikit-learn's 8x8 handwritten digits, 1,437 train / 360 test; needs no file",
     license="CC BY 4.0 (UCI, Alpaydin and Kaynak)",
     reader=readers.digits,
@@ -157,6 +157,4 @@ KMNIST = Source(
     ),
 )
 
-SOURCES: dict[str, Source] = {
-    source.name: source for source in (DIGITS, MNIST, FASHION, USPS, COLORECTAL, KMNIST)
-}
+SOURCES: dict[str, Source] = {source.name: source for source in (DIGITS, MNIST, FASHION, USPS, COLORECTAL, KMNIST)}

@@ -35,7 +35,7 @@ class Spec:
 
     dataset: a name of `noisegate list datasets` or a path to an .npz. model: a name of `noisegate list models`.
     epsilon, delta: the budget of every worker; 2 and |D_i|^-1.1 unless given. sigma: noise multiplier, instead of
-    epsilon or beside it. sigma_base: the multiplier of epsilon 2 by which the rate is scaled. rate: the base rate eta_b.
+    epsilon or beside it. sigma_base: the multiplier of epsilon 2, by which the rate scales. rate: the base rate eta_b.
     workers: honest ones. byzantine: their share of all workers. attack_start: share of the run before the attack
     begins; attack_asleep: what it does until then. gamma: the share the server believes honest. non_iid: the paper's
     partition; dirichlet: the concentration of another. auxiliary: the server's examples per class.

@@ -1,12 +1,12 @@
 """Run folders. Files are written to a temporary name and renamed, so a file that exists is whole.
 
-    spec.toml         what was asked for
-    environment.json  versions, device
-    rounds.jsonl      a line per evaluated round
-    checkpoint.pt     where an unfinished run stands
-    verdicts.npz      reasons and scores, (rounds, n), and who is Byzantine
-    model.pt          the final model's state dict
-    result.json       written last: it exists exactly when the run is done
+spec.toml         what was asked for
+environment.json  versions, device
+rounds.jsonl      a line per evaluated round
+checkpoint.pt     where an unfinished run stands
+verdicts.npz      reasons and scores, (rounds, n), and who is Byzantine
+model.pt          the final model's state dict
+result.json       written last: it exists exactly when the run is done
 """
 
 import io

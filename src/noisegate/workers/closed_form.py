@@ -49,7 +49,7 @@ class ClosedForm:
             if not layers.supported(module) or any(name not in places for name in names):
                 return None
             bias = places[names[1]] if len(names) == 2 else None
-            found.append(layers.Layer(module, places[names[0]], bias))  # type: ignore[arg-type]
+            found.append(layers.Layer(module, places[names[0]], bias))
             covered += len(names)
         return cls(model, tuple(found)) if found and covered == len(places) else None
 

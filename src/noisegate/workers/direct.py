@@ -1,4 +1,4 @@
-"""The obvious way: make every example's gradient, mix, scale, add up. Works for any module; the oracle of the fast way."""
+"""The obvious way: make every example's gradient, mix, scale, add up. For any module; the oracle of the fast way."""
 
 import torch
 from torch import Tensor

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-BLOCK = 2**23
-"""Most floats that the unfolded inputs of one block of examples may take (32 MiB)."""
+BLOCK = {"cpu": 2**23, "cuda": 2**27}
+"""Most floats that the inputs of one block of examples may take when unfolded: what fits a cache, or fills a GPU."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Layer:
 
     def matrix(self, vectors: Tensor) -> Tensor:
         """(n, O, K) views of the weight's place in (n, d) vectors."""
-        return vectors[:, self.weight].unflatten(1, (self.module.weight.shape[0], -1))
+        views: Tensor = vectors[:, self.weight].unflatten(1, (self.module.weight.shape[0], -1))
+        return views
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def _blocks(layer: Layer, a: Tensor, delta: Tensor) -> Iterator[tuple[Tensor, tu
     """(which examples, (weight gradients (B, O*K), bias gradients (B, O))), a block of examples at a time."""
     outputs = layer.module.weight.shape[0]
     unfolded = delta[0].numel() // outputs * layer.module.weight[0].numel()  # floats of one example
-    for part in torch.arange(len(a), device=a.device).split(max(1, BLOCK // unfolded)):
+    for part in torch.arange(len(a), device=a.device).split(max(1, BLOCK[a.device.type] // unfolded)):
         yield part, _gradients(layer.module, a[part], delta[part], by_convolution=not a.is_cuda)
 
 
@@ -129,8 +130,18 @@ def _gradients(module: nn.Module, a: Tensor, delta: Tensor, by_convolution: bool
             groups=examples,
         )
         return weight.reshape(examples, -1), bias
-    unfolded = functional.unfold(a, module.kernel_size, module.dilation, module.padding, module.stride)
-    return torch.bmm(delta.flatten(2), unfolded.transpose(1, 2)).flatten(1), bias
+    return torch.bmm(delta.flatten(2), _unfold(module, a).transpose(1, 2)).flatten(1), bias
+
+
+def _unfold(module: nn.Conv2d, a: Tensor) -> Tensor:
+    """(B, K, T): the inputs under the kernel at every position. One copy; functional.unfold goes example by example."""
+    if isinstance(module.padding, str):
+        raise TypeError(f"no closed form for {module}")
+    (high, wide), (down, right) = module.padding, module.stride
+    span = [gap * (size - 1) + 1 for gap, size in zip(module.dilation, module.kernel_size, strict=True)]
+    windows = functional.pad(a, (wide, wide, high, high)).unfold(2, span[0], down).unfold(3, span[1], right)
+    windows = windows[..., :: module.dilation[0], :: module.dilation[1]]
+    return windows.permute(0, 1, 4, 5, 2, 3).flatten(4).flatten(1, 3)
 
 
 def supported(module: nn.Module) -> bool:

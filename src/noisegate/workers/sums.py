@@ -28,26 +28,21 @@ def choose_sums(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, way: str
     layers in an unforeseen way, or mixes examples, falls back to the direct way, which treats every example alone.
     """
     checks.one_of(WAYS, sums=way)
-    direct = partial(_direct, model, chunk)
+
+    def direct(worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor) -> Tensor:
+        return direct_sums(worker, model, params, x, y, owner, last_uploads, chunk)
+
     if way == "direct":
         return direct
     closed = ClosedForm.of(model)
     if closed is not None and _agrees(closed, params, x, y):
-        return partial(_closed, closed, chunk)
+        return partial(closed.sums, chunk=chunk)
     if way == "closed-form":
         raise SpecError(
             "sums = 'closed-form': this model has none (its parameters must belong to Linear and Conv2d layers that "
             "are each called once, and examples may not mix); use 'auto' or 'direct'"
         )
     return direct
-
-
-def _direct(model: FlatModel, chunk: int, worker: Worker, params: Tensor, *rest: Tensor) -> Tensor:
-    return direct_sums(worker, model, params, *rest, chunk=chunk)
-
-
-def _closed(closed: ClosedForm, chunk: int, worker: Worker, params: Tensor, *rest: Tensor) -> Tensor:
-    return closed.sums(worker, params, *rest, chunk=chunk)
 
 
 class _Plain:
@@ -64,7 +59,11 @@ def _agrees(closed: ClosedForm, params: Tensor, x: Tensor, y: Tensor) -> bool:
     if closed.trace(params, x, y) is None:
         return False
     for rows in (len(x), 1):  # all examples apart, and all in one worker
-        owner = torch.arange(len(x), device=x.device) if rows > 1 else torch.zeros(len(x), dtype=torch.long, device=x.device)
+        owner = (
+            torch.arange(len(x), device=x.device)
+            if rows > 1
+            else torch.zeros(len(x), dtype=torch.long, device=x.device)
+        )
         nothing = params.new_zeros(rows, len(params))
         fast = closed.sums(_Plain(), params, x, y, owner, nothing)
         slow = direct_sums(_Plain(), closed.model, params, x, y, owner, nothing)

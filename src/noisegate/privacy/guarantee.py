@@ -1,0 +1,133 @@
+"""What training costs in privacy, and how much noise a budget asks for.
+
+* Unit: one example of one worker. The event of a round and the neighboring relation are the sampling's own.
+* `calibrate` never overspends: `epsilon(calibrate(e, ...), ...) <= e`, by the same accountant. Nothing is
+  capped and nothing falls back: a budget that cannot be met raises.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from noisegate.checks import count, positive, refuse
+from noisegate.privacy.calibration import noise_for
+from noisegate.privacy.pricing import ask_of, spent_by
+from noisegate.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """(epsilon, delta) of one worker over all rounds, and everything needed to check it again."""
+
+    epsilon: float
+    delta: float
+    sigma: float
+    accountant: str
+    relation: str
+    sampling: str
+    examples: int
+    batch: int
+    rate: float
+    rounds: int
+
+    def as_dict(self) -> dict[str, float | int | str]:
+        """The fields by name, in order, ready for JSON."""
+        return asdict(self)
+
+
+def epsilon(
+    sigma: float,
+    *,
+    examples: int,
+    rounds: int,
+    sampling: Sampling,
+    delta: float | None = None,
+    accountant: str = "pld",
+) -> float:
+    """The epsilon that so many rounds with noise multiplier `sigma` cost a worker; no rounds cost nothing."""
+    positive(sigma=sigma)
+    return spent_by(ask_of(examples, rounds, sampling, delta, accountant), float(sigma))
+
+
+def calibrate(
+    epsilon: float,
+    *,
+    examples: int,
+    rounds: int,
+    sampling: Sampling,
+    delta: float | None = None,
+    accountant: str = "pld",
+) -> float:
+    """The smallest noise multiplier found that keeps a worker within `epsilon`; it spends 99 % of it or more.
+
+    Where the accountant's epsilon itself jumps over that last percent, as RDP's jumps to 0 for few rounds and
+    a small budget, it is the edge of the jump: one millionth less noise would overspend.
+    """
+    positive(epsilon=epsilon)
+    count(rounds=rounds)
+    return noise_for(ask_of(examples, rounds, sampling, delta, accountant), float(epsilon))
+
+
+def guarantee(
+    *,
+    examples: int,
+    rounds: int,
+    sampling: Sampling,
+    sigma: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    accountant: str = "pld",
+) -> Guarantee:
+    """What a worker is promised with noise `sigma`, or with the noise that the budget `epsilon` asks for.
+
+    The epsilon in the answer is the one that is spent, which is at most the budget.
+    """
+    ask = ask_of(examples, rounds, sampling, delta, accountant)
+    if (sigma is None) == (epsilon is None):
+        raise refuse("sigma, epsilon", (sigma, epsilon), "give exactly one of them")
+    if epsilon is not None:
+        positive(epsilon=epsilon)
+        count(rounds=rounds)
+        sigma = noise_for(ask, float(epsilon))
+    positive(sigma=sigma)
+    noise = float(sigma)  # type: ignore[arg-type]
+    rate = sampling.rate(examples)
+    return Guarantee(
+        epsilon=spent_by(ask, noise),
+        delta=ask.delta,
+        sigma=noise,
+        accountant=accountant,
+        relation=sampling.relation,
+        sampling=sampling.name,
+        examples=examples,
+        batch=sampling.batch,
+        rate=rate,
+        rounds=rounds,
+    )
+
+
+def worst_sigma(
+    epsilon: float,
+    sizes: Sequence[int],
+    *,
+    rounds: int,
+    sampling: Sampling,
+    delta: float | None = None,
+    accountant: str = "pld",
+) -> tuple[float, dict[int, float]]:
+    """The noise multiplier that serves workers of all `sizes`, and the epsilon of each distinct size at it.
+
+    Uploads must share one noise, so the largest need rules. That is usually the smallest worker's, but delta
+    grows as a worker shrinks, so every size is priced: each epsilon returned is at most the budget.
+    """
+    positive(epsilon=epsilon)
+    count(rounds=rounds)
+    if len(sizes) == 0:
+        raise refuse("sizes", list(sizes), "must name the number of examples of at least one worker")
+    asks = {size: ask_of(size, rounds, sampling, delta, accountant) for size in sorted(set(sizes))}
+    sigma = noise_for(next(iter(asks.values())), float(epsilon))
+    while True:
+        own = {size: spent_by(ask, sigma) for size, ask in asks.items()}
+        over = [asks[size] for size in own if own[size] > epsilon]
+        if not over:
+            return sigma, own
+        sigma = max(1.0001 * sigma, *(noise_for(ask, float(epsilon)) for ask in over))

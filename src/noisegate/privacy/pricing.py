@@ -1,0 +1,125 @@
+"""What a given noise costs. All numbers come from dp-accounting; this file asks the right question.
+
+`pld` is a tight upper bound. `rdp` is the looser bound of the literature and the only one that prices `fixed`.
+"""
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from noisegate.checks import count, one_of, refuse
+from noisegate.errors import PrivacyError
+from noisegate.sampling import Sampling, accounting
+
+ACCOUNTANTS = ("pld", "rdp")
+
+
+def default_delta(examples: int) -> float:
+    """The paper's delta = |D_i|^-1.1, below 1 / |D_i|; a worker with one example must choose its own."""
+    count(examples=examples)
+    if examples == 1:
+        raise refuse("examples", 1, "the default delta = examples ** -1.1 is 1, which promises nothing; give delta")
+    return float(examples**-1.1)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A checked question to the accountant, but for the noise."""
+
+    examples: int
+    rounds: int
+    sampling: Sampling
+    delta: float
+    accountant: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.rounds} rounds of {self.sampling.name} sampling with batch {self.sampling.batch} of "
+            f"{self.examples} examples, delta {self.delta:.3g}, accountant {self.accountant}"
+        )
+
+
+def ask_of(examples: int, rounds: int, sampling: Sampling, delta: float | None, accountant: str) -> Ask:
+    one_of(ACCOUNTANTS, accountant=accountant)
+    if rounds != 0 or isinstance(rounds, bool):
+        count(rounds=rounds)
+    sampling.rate(examples)  # refuses a batch that does not fit
+    if delta is None:
+        delta = default_delta(examples)
+    elif isinstance(delta, bool) or not 0 < delta < 1:
+        raise refuse("delta", delta, "must be above 0 and below 1")
+    return Ask(examples, rounds, sampling, float(delta), accountant)
+
+
+@lru_cache(maxsize=4096)
+def spent_by(ask: Ask, sigma: float, coarse: float = 1.0) -> float:
+    """The epsilon of `ask` with noise `sigma`; inf where the accountant finds no bound."""
+    if ask.rounds == 0:
+        return 0.0
+    if ask.accountant == "rdp":
+        return _rdp(ask, sigma)
+    return _pld(ask, sigma, coarse)
+
+
+def _rdp(ask: Ask, sigma: float, orders: Sequence[int] | None = None) -> float:
+    """By Renyi divergences, of dp-accounting's own orders unless given, so that anyone can check."""
+    from dp_accounting import rdp
+
+    return _price(rdp.RdpAccountant(orders, ask.sampling.neighboring()), ask, sigma)
+
+
+def _pld(ask: Ask, sigma: float, coarse: float) -> float:
+    """By privacy loss distributions, rounded up to a grid of losses, so that coarser means more pessimistic.
+
+    The grid is 1e-4 for epsilon between 0.1 and 10. Outside it follows epsilon: below 0.1 for accuracy (but a
+    round's losses never get more than 10,000 points), and above 10 to bound time. `coarse` widens it.
+    """
+    from dp_accounting import pld
+
+    def price(interval: float) -> float:
+        return _price(pld.PLDAccountant(ask.sampling.neighboring(), interval), ask, sigma)
+
+    interval = coarse * max(1e-4, 1e-5 * _rdp(ask, sigma, range(2, 65)))
+    spent = price(interval)
+    finest = _spread(ask.sampling.rate(ask.examples), sigma) / 10_000
+    for _ in range(2):
+        if spent < 0.1:
+            interval = min(interval, max(1e-3 * coarse * spent, finest))
+            spent = price(interval)
+    return spent
+
+
+def _spread(rate: float, sigma: float) -> float:
+    """The loss of one round that is exceeded by noise of 10 standard deviations."""
+    loss = 10 / sigma + 1 / (2 * sigma**2)
+    return math.log1p(rate * math.expm1(loss)) if loss < 700 else loss
+
+
+def _price(accountant: Any, ask: Ask, sigma: float) -> float:
+    composed = accounting().SelfComposedDpEvent(ask.sampling.event(ask.examples, sigma), ask.rounds)
+    if not accountant.supports(composed):
+        raise PrivacyError(
+            f"accountant = {ask.accountant!r} cannot price sampling = {ask.sampling.name!r}, whose neighbors "
+            f'are {ask.sampling.relation}: use accountant = "rdp", or sampling = "poisson"'
+        )
+    try:
+        with _quiet():
+            return float(accountant.compose(composed).get_epsilon(ask.delta))
+    except OverflowError as error:
+        raise PrivacyError(f"sigma = {sigma:g} is too little noise to be priced ({ask}); use more noise") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without dp-accounting's warnings of orders that it leaves out, which only makes its bound looser."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
