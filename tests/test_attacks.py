@@ -1,0 +1,186 @@
+"""What each attack does, against values worked out by hand or taken from its own paper."""
+
+import math
+from statistics import NormalDist
+
+import pytest
+import torch
+
+from noisegate import ALittle, Dormant, Gaussian, Honest, Inner, LabelFlip, LocalPoisoning, SpecError
+from noisegate.attacks.a_little import NO_SOLUTION, largest_deviation
+from noisegate.streams import stream
+from noisegate.views import AdversaryView, DataView
+
+D, S = 4000, 0.2
+ROUNDING = 1e-6
+"""float32 sums of a few dozen values below 1."""
+
+
+def view_of(honest: int, liars: int, progress: float = 0.0, seed: int = 0) -> AdversaryView:
+    rng = stream(seed, "uploads")
+    uploads = 0.05 + S * torch.randn(honest + liars, D, generator=rng)
+    rows = torch.randperm(honest + liars, generator=rng)
+    return AdversaryView(uploads, rows[:honest], uploads[rows[honest:]], torch.zeros(D), S, progress, stream(seed, "a"))
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])
+def test_gaussian_is_noise_of_the_agreed_deviation(scale):
+    forged = Gaussian(scale).forge(view_of(5, 8))
+    # 32,000 normal draws: their deviation is off by 0.4 %, their mean by 0.0056 deviations; four times that.
+    assert float(forged.std()) == pytest.approx(scale * S, rel=0.016)
+    assert abs(float(forged.mean())) < 0.0225 * scale * S
+    correlation = torch.corrcoef(forged).fill_diagonal_(0.0)
+    assert float(correlation.abs().max()) < 5 / math.sqrt(D), "workers share noise"
+
+
+def test_label_flip_reverses():
+    y = torch.arange(10)
+    x = torch.rand(10, 3, generator=stream(0, "x"))
+    same_x, flipped = LabelFlip().poison(x, y, DataView(10, 0.0, stream(0, "p")))
+    assert torch.equal(same_x, x)
+    assert flipped.tolist() == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_label_flip_at_random_never_keeps_a_label(classes):
+    y = torch.arange(classes).repeat(300)
+    _, flipped = LabelFlip("random").poison(torch.zeros(len(y), 1), y, DataView(classes, 0.0, stream(0, "p")))
+    assert not bool((flipped == y).any())
+    pairs = torch.zeros(classes, classes, dtype=torch.int64).index_put_((y, flipped), torch.tensor(1), accumulate=True)
+    others = ~torch.eye(classes, dtype=torch.bool)
+    # 300 draws a row, evenly over the others: five binomial deviations around the expected count.
+    expected = 300 / (classes - 1)
+    assert float((pairs[others] - expected).abs().max()) <= 5 * math.sqrt(expected)
+
+
+def test_label_flip_sends_what_the_protocol_computes():
+    view = view_of(4, 6)
+    assert torch.equal(LabelFlip().forge(view), view.own)
+    assert LabelFlip().needs_own(0.0)
+
+
+def test_local_poisoning_is_the_scaled_negative_sum():
+    honest, liars = 16, 24
+    view = view_of(honest, liars)
+    forged = LocalPoisoning().forge(view)
+    expected = -view.honest.double().sum(0) / math.sqrt(honest)
+    torch.testing.assert_close(forged.double(), expected.expand(liars, D), atol=10 * ROUNDING, rtol=ROUNDING)
+    # The sum over everyone is -lambda times the honest sum, lambda = M / sqrt(B) - 1.
+    everyone = view.honest.double().sum(0) + forged.double().sum(0)
+    share = liars / math.sqrt(honest) - 1
+    torch.testing.assert_close(everyone, -share * view.honest.double().sum(0), atol=1e-4, rtol=1e-5)
+    assert float(everyone @ view.honest.double().sum(0)) < 0, "the mean is turned around"
+
+
+def test_local_poisoning_looks_like_one_honest_upload():
+    """Its noise has the deviation of a single honest upload, so that it passes the first stage."""
+    view = view_of(16, 24)
+    noise = LocalPoisoning().forge(view)[0] + math.sqrt(16) * 0.05  # the signal in an honest upload is 0.05
+    assert float(noise.std()) == pytest.approx(S, rel=0.05)  # 4,000 draws: 1.1 %, four times that
+
+
+@pytest.mark.parametrize(("honest", "liars"), [(16, 4), (10, 1), (20, 4), (1, 1)])
+def test_local_poisoning_is_refused_where_it_cannot_turn_the_sum(honest, liars):
+    for attack in (LocalPoisoning(), Dormant(LocalPoisoning(), 0.5)):
+        with pytest.raises(SpecError) as caught:
+            attack.check(honest, liars)
+        message = str(caught.value)
+        assert f"got {liars} against {honest}" in message
+        assert "local-poisoning" in message
+        assert "raise byzantine" in message
+
+
+@pytest.mark.parametrize(("honest", "liars"), [(16, 5), (10, 4), (20, 5), (4, 0)])
+def test_local_poisoning_is_allowed_elsewhere(honest, liars):
+    LocalPoisoning().check(honest, liars)
+
+
+@pytest.mark.parametrize(
+    ("honest", "byzantine", "share"),
+    [
+        (38, 12, 24 / 38),  # Baruch et al.: n = 50, m = 12, s = floor(50/2 + 1) - 12 = 14, (50 - 12 - 14) / (50 - 12)
+        (26, 24, 24 / 26),  # n = 50, m = 24: s = 2
+        (40, 10, 24 / 40),
+        (39, 12, 25 / 39),  # n = 51: s = floor(26.5) - 12 = 14
+        (8, 2, 4 / 8),
+    ],
+)
+def test_a_little_takes_the_deviation_of_its_formula(honest, byzantine, share):
+    assert largest_deviation(honest, byzantine) == pytest.approx(NormalDist().inv_cdf(share), abs=1e-12)
+
+
+@pytest.mark.parametrize(("honest", "byzantine"), [(20, 30), (4, 6), (1, 1), (20, 180)])
+def test_a_little_falls_to_its_constant_with_a_majority(honest, byzantine):
+    assert largest_deviation(honest, byzantine) == NO_SOLUTION == 1.5
+
+
+@pytest.mark.parametrize("deviation", [None, 0.7])
+def test_a_little_sends_mean_less_deviations(deviation):
+    view = view_of(38, 12)
+    z = NormalDist().inv_cdf(24 / 38) if deviation is None else deviation
+    honest = view.honest.double()
+    expected = honest.mean(0) - z * ((honest - honest.mean(0)) ** 2).mean(0).sqrt()
+    forged = ALittle(deviation).forge(view)
+    torch.testing.assert_close(forged.double(), expected.expand(12, D), atol=ROUNDING, rtol=ROUNDING)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+def test_inner_sends_the_negative_mean(scale):
+    view = view_of(5, 8)
+    forged = Inner(scale).forge(view)
+    expected = -scale * view.honest.double().mean(0).expand(8, D)
+    torch.testing.assert_close(forged.double(), expected, atol=ROUNDING, rtol=ROUNDING)
+    # The sum turns around exactly where scale > H / M.
+    total = (view.honest.sum(0) + forged.sum(0)) @ view.honest.sum(0)
+    assert (float(total) < 0) == (scale > 5 / 8)
+
+
+@pytest.mark.parametrize("asleep", ["behave", "copy"])
+@pytest.mark.parametrize(
+    ("until", "progress", "sleeps"),
+    [(0.0, 0.0, False), (0.5, 0.0, True), (0.5, 0.49, True), (0.5, 0.5, False), (0.5, 0.9, False), (1.0, 0.99, True)],
+)
+def test_dormant_wakes_in_time(until, progress, sleeps, asleep):
+    inner = Inner()
+    attack = Dormant(inner, until, asleep)
+    view = view_of(5, 8, progress)
+    forged = attack.forge(view)
+    if not sleeps:
+        assert torch.equal(forged, inner.forge(view))
+        assert not attack.needs_own(progress)
+    elif asleep == "behave":
+        assert torch.equal(forged, view.own)
+        assert attack.needs_own(progress)
+    else:
+        honest = {tuple(row[:4].tolist()) for row in view.honest}
+        assert {tuple(row[:4].tolist()) for row in forged} <= honest
+        assert len({tuple(row[:4].tolist()) for row in forged}) > 1, "everyone copies the same worker"
+        assert not attack.needs_own(progress)
+    y = torch.tensor([1])
+    flipper = Dormant(LabelFlip(), until, asleep)
+    _, label = flipper.poison(torch.zeros(1, 1), y, DataView(10, progress, stream(0, "p")))
+    assert label.tolist() == ([1] if sleeps else [8])
+    assert flipper.needs_own(progress) == (not sleeps or asleep == "behave")
+
+
+def test_dormant_of_nothing_behaves():
+    view = view_of(5, 8, 0.9)
+    assert torch.equal(Dormant(Honest(), 0.5).forge(view), view.own)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Gaussian(scale=0.0),
+        lambda: Gaussian(scale=float("nan")),
+        lambda: Inner(scale=-1.0),
+        lambda: ALittle(deviation=0.0),
+        lambda: LabelFlip(to="backwards"),
+        lambda: Dormant(until=1.5),
+        lambda: Dormant(until=-0.1),
+        lambda: Dormant(asleep="snore"),
+    ],
+)
+def test_impossible_settings_are_refused(make):
+    with pytest.raises(SpecError, match=" = "):
+        make()
