@@ -35,6 +35,10 @@ class Compute:
         """The device to use, with the thread count set for this process."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
-        if self.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        return torch.device(self.device)
+        name = self.device
+        if name == "auto":
+            name = "cuda" if torch.cuda.is_available() else "cpu"
+        if name == "cuda":  # the same spec gives the same bytes, also where a faster convolution would not
+            torch.backends.cudnn.deterministic = True
+            torch.backends.cudnn.benchmark = False
+        return torch.device(name)

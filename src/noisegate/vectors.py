@@ -60,3 +60,11 @@ class FlatModel:
                 "use reduction='none'"
             )
         return losses
+
+
+def add_rows(sums: Tensor, owner: Tensor, values: Tensor) -> None:
+    """sums[owner[i]] += values[i] for every i, always in the same order. `values` must be finite."""
+    if sums.is_cuda:  # index_add_ adds in no fixed order there; a matrix product does
+        sums += torch.nn.functional.one_hot(owner, len(sums)).to(values.dtype).T @ values
+    else:
+        sums.index_add_(0, owner, values)

@@ -105,7 +105,9 @@ def run_command(
         else:
             proportion = {}
     except KeyboardInterrupt:
-        Console(stderr=True).print(f"interrupted: state saved in {out}; go on with the same command and --resume")
+        Console(stderr=True).print(
+            f"interrupted: state saved in {out}; go on with the same command and --resume", soft_wrap=True
+        )
         raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({**result.as_dict(), **proportion, "out": str(out)}, indent=2))

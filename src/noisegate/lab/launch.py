@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from noisegate.compute import Compute
 from noisegate.data import Dataset
+from noisegate.errors import StoreError
 from noisegate.lab.setup import Setup, prepare
 from noisegate.lab.spec import Spec
 from noisegate.lab.store import RunFolder
@@ -80,7 +81,7 @@ def run(
     if folder:
         folder.begin(spec, resume, compute.resolve())
         if (found := folder.result()) is not None:
-            return Result(**{entry.name: found[entry.name] for entry in fields(Result)})
+            return _stored(found, folder)
     setup = prepare(spec, compute, dataset, model, loss)
     progress = (folder and folder.checkpoint(setup.federation)) or start(setup.federation)
     progress, seconds = _play(setup, progress, folder, watch)
@@ -148,6 +149,15 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress, seconds: float) -> 
         seconds=seconds,
         ms_per_round=1e3 * seconds / federation.rounds,
     )
+
+
+def _stored(found: dict[str, Any], folder: RunFolder) -> Result:
+    names = [entry.name for entry in fields(Result)]
+    if missing := [name for name in names if name not in found]:
+        raise StoreError(
+            f"{folder.path}: its result.json lacks {', '.join(missing)}; run without --resume to start afresh"
+        )
+    return Result(**{name: found[name] for name in names})
 
 
 def _count(mask: Tensor) -> int:

@@ -70,6 +70,8 @@ class Spec:
         hints = typing.get_type_hints(Spec)
         for name in self.__dataclass_fields__:
             object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
+        for name in PARTS:  # one form for each part, so that equal specs compare equal
+            object.__setattr__(self, name, _shortest(getattr(self, name)))
         for name in ("epsilon", "delta", "sigma", "sigma_base", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
         for name in ("workers", "rounds", "evaluate_every"):
@@ -160,6 +162,13 @@ def _build_attack(request: Part) -> Attack:
         request = {**request, "attack": _build_attack(request["attack"])}
     attack: Attack = build("attack", request, ATTACKS)
     return attack
+
+
+def _shortest(part: Part) -> Part:
+    """A part without settings is its name."""
+    if isinstance(part, str):
+        return part
+    return part["name"] if list(part) == ["name"] and isinstance(part["name"], str) else dict(part)
 
 
 def _optional(check: Any, name: str, value: Any) -> None:

@@ -124,7 +124,7 @@ class ClosedForm:
             add_up = layers.plain_sum if a.ndim == 2 else layers.spread_sum
             add_up(layer, a, delta, weights * fresh, groups, sums)
         if old:
-            totals = params.new_zeros(len(last_uploads)).index_add_(0, owner, weights)
+            totals = groups.pad(weights).sum(1)
             sums.addcmul_(old * totals[:, None], _without_idle(last_uploads, totals > 0))
         if len(doubtful):
             rest = (x[doubtful], y[doubtful], owner[doubtful])

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from noisegate.vectors import FlatModel
+from noisegate.vectors import FlatModel, add_rows
 from noisegate.views import Worker
 
 
@@ -48,5 +48,5 @@ def direct_sums(
     sums = torch.zeros_like(last_uploads)
     for part in torch.arange(len(y), device=owner.device).split(chunk):
         gradients = per_example_gradients(model, params, x[part], y[part])
-        sums.index_add_(0, owner[part], contributions(worker, gradients, last_uploads[owner[part]]))
+        add_rows(sums, owner[part], contributions(worker, gradients, last_uploads[owner[part]]))
     return sums

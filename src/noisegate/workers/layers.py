@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
+from noisegate.vectors import add_rows
+
 BLOCK = {"cpu": 2**23, "cuda": 2**27}
 """Most floats that the inputs of one block of examples may take when unfolded: what fits a cache, or fills a GPU."""
 
@@ -92,8 +94,8 @@ def spread_sum(layer: Layer, a: Tensor, delta: Tensor, weights: Tensor, groups: 
     total_bias = sums.new_zeros((groups.workers, layer.module.weight.shape[0]))
     for part, (weight, bias) in _blocks(layer, a, delta):
         rows, scale = groups.owner[part], weights[part][:, None]
-        total.index_add_(0, rows, weight * scale)
-        total_bias.index_add_(0, rows, bias * scale)
+        add_rows(total, rows, weight * scale)
+        add_rows(total_bias, rows, bias * scale)
     sums[:, layer.weight] = total
     if layer.bias is not None:
         sums[:, layer.bias] = total_bias

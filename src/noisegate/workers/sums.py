@@ -11,7 +11,7 @@ from noisegate.errors import SpecError
 from noisegate.vectors import FlatModel
 from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm
-from noisegate.workers.direct import direct_sums
+from noisegate.workers.direct import direct_sums, per_example_gradients
 
 Sums = Callable[[Worker, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 """(worker, params, x, y, owner, last_uploads) -> (n, d) sums of contributions, before noise."""
@@ -28,6 +28,15 @@ def choose_sums(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, way: str
     layers in an unforeseen way, or mixes examples, falls back to the direct way, which treats every example alone.
     """
     checks.one_of(WAYS, sums=way)
+    try:
+        per_example_gradients(model, params, x[:1], y[:1])
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        if isinstance(error, SpecError):
+            raise
+        raise SpecError(
+            f"model: its loss cannot be differentiated for one example of shape {tuple(x.shape[1:])} "
+            f"({str(error).splitlines()[0]}); it must accept a batch of one and work under torch.func"
+        ) from None
 
     def direct(worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor) -> Tensor:
         return direct_sums(worker, model, params, x, y, owner, last_uploads, chunk)
