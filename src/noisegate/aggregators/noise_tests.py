@@ -12,12 +12,15 @@ import torch
 from scipy import special, stats
 from torch import Tensor
 
-BINS = 8192
 REACH = 6.0
 """The histogram covers [-REACH, REACH] standard deviations; one bin more on either side takes the rest."""
 
+FINENESS = 49.0
+"""Bins per square root of d. The threshold shrinks like 1/sqrt(d), so a bin's mass stays about a 14th of it."""
+
 EDGE_SLACK = 1e-6
-"""How far rounding of g/s can move the mass at a bin's edge: below 2^-9 of a bin, whose mass is at most 6e-4."""
+"""How far rounding in float32 can move the mass at a bin's edge: B bins, at most 2 B 2^-24 of a bin, and at most 4.8/B
+of mass in a bin."""
 
 
 def norm_interval(d: int, noise_std: float, width: float) -> tuple[float, float]:
@@ -63,27 +66,28 @@ def ks_rejects(uploads: Tensor, noise_std: float, significance: float) -> Tensor
 
 def ks_bounds(uploads: Tensor, noise_std: float) -> tuple[Tensor, Tensor]:
     """(n,), (n,): no more than and no less than each row's KS statistic."""
-    cumulative = _histogram(uploads, noise_std).cumsum(1).double() / uploads.shape[1]  # at the right edge of each bin
+    d = uploads.shape[1]
+    bins = math.ceil(FINENESS * math.sqrt(d))
+    cumulative = _histogram(uploads, noise_std, bins).cumsum(1).double() / d  # at the right edge of each bin
     left = torch.nn.functional.pad(cumulative[:, :-1], (1, 0))
-    right_mass, left_mass = _edge_masses(uploads.device)
+    right_mass, left_mass = _edge_masses(bins, uploads.device)
     at_edges = (cumulative - right_mass).abs().amax(1)
     inside = torch.maximum((cumulative - left_mass).amax(1), (right_mass - left).amax(1))
     return at_edges - EDGE_SLACK, inside + EDGE_SLACK
 
 
-def _histogram(uploads: Tensor, noise_std: float) -> Tensor:
-    """(n, BINS + 2) counts. Rounding is monotone, so bins never change the order of two values."""
+def _histogram(uploads: Tensor, noise_std: float, bins: int) -> Tensor:
+    """(n, bins + 2) counts. Rounding is monotone, so bins never change the order of two values."""
     n = len(uploads)
-    scale = BINS / (2 * REACH * noise_std)
-    bins = (uploads * scale).add_(BINS / 2 + 1).clamp_(0, BINS + 1).to(torch.int32)
-    bins += torch.arange(n, dtype=torch.int32, device=uploads.device)[:, None] * (BINS + 2)
-    return torch.bincount(bins.flatten(), minlength=n * (BINS + 2)).view(n, BINS + 2)
+    places = (uploads * (bins / (2 * REACH * noise_std))).add_(bins / 2 + 1).clamp_(0, bins + 1).to(torch.int32)
+    places += torch.arange(n, dtype=torch.int32, device=uploads.device)[:, None] * (bins + 2)
+    return torch.bincount(places.flatten(), minlength=n * (bins + 2)).view(n, bins + 2)
 
 
 @functools.lru_cache(maxsize=8)
-def _edge_masses(device: torch.device) -> tuple[Tensor, Tensor]:
-    edges = np.linspace(-REACH, REACH, BINS + 1)
-    inner = special.ndtr(edges)
+def _edge_masses(bins: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The normal mass below the right and below the left edge of every bin."""
+    inner = special.ndtr(np.linspace(-REACH, REACH, bins + 1))
     right = torch.from_numpy(np.concatenate([inner, [1.0]])).to(device)
     left = torch.from_numpy(np.concatenate([[0.0], inner])).to(device)
     return right, left
