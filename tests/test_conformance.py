@@ -394,7 +394,7 @@ def test_poisoned_data_is_still_data(attack, progress, classes, examples):
     assert torch.equal(y, kept_y)
     assert (bad_x.shape, bad_x.dtype) == (x.shape, x.dtype)
     assert (bad_y.shape, bad_y.dtype) == (y.shape, y.dtype)
-    assert 0 <= int(bad_y.min())
+    assert int(bad_y.min()) >= 0
     assert int(bad_y.max()) < classes
     assert bool(bad_x.isfinite().all())
     again = attack.poison(x, y, DataView(classes, progress, stream(1, "poison")))
@@ -471,7 +471,9 @@ class Favorite:
         kept &= view.present
         reason = torch.where(kept, Reason.KEPT.value, Reason.SCORE.value)
         reason = torch.where(view.present, reason, Reason.MALFORMED.value)
-        return Verdict(view.uploads[self.worker], kept, reason, kept.float(), {"rounds": memory.get("rounds", LIKE[0]) + 1})
+        return Verdict(
+            view.uploads[self.worker], kept, reason, kept.float(), {"rounds": memory.get("rounds", LIKE[0]) + 1}
+        )
 
 
 def test_a_strangers_rule_can_be_used(quick):

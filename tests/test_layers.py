@@ -1,4 +1,4 @@
-"""Imports point down (DESIGN section 4), the core stands on torch, numpy and scipy alone, and no code breaks the rules."""
+"""Imports point down (DESIGN section 4), the core needs torch, numpy and scipy alone, no one breaks house rules."""
 
 import ast
 import os
@@ -78,7 +78,9 @@ def test_imports_point_down(path):
 
 
 def test_the_arrows_within_a_layer_are_the_stated_ones_and_have_no_cycle():
-    found = {a for path in FILES for a in arrows(path.read_text(), part_of(path)) if a[0] and LAYERS[a[0]] == LAYERS[a[1]]}
+    found = {
+        a for path in FILES for a in arrows(path.read_text(), part_of(path)) if a[0] and LAYERS[a[0]] == LAYERS[a[1]]
+    }
     assert found == SAME_LAYER
     assert all(LAYERS[own] == LAYERS[other] == 0 for own, other in SAME_LAYER)
     left = set(SAME_LAYER)
@@ -166,7 +168,9 @@ def faults(text: str) -> list[str]:
             found.append(f"bare except at {node.lineno}")
         if isinstance(node, ast.Attribute | ast.Call):
             name = ast.unparse(node)
-            if re.fullmatch(r"torch\.(random\.|cuda\.)?(manual_seed(_all)?|seed)|(np|numpy)\.random\.(?!default_rng|Gen).*", name):
+            if re.fullmatch(
+                r"torch\.(random\.|cuda\.)?(manual_seed(_all)?|seed)|(np|numpy)\.random\.(?!default_rng|Gen).*", name
+            ):
                 found.append(f"{name} at {node.lineno}")
     return found + [f"import {name}" for name in imported(ast.parse(text)) if name.partition(".")[0] == "random"]
 
@@ -196,9 +200,7 @@ def test_the_check_of_house_rules_can_fail(text):
 
 def test_what_noisegate_exports_is_what_it_says():
     public = {
-        name
-        for name, value in vars(noisegate).items()
-        if not name.startswith("_") and type(value).__name__ != "module"
+        name for name, value in vars(noisegate).items() if not name.startswith("_") and type(value).__name__ != "module"
     }
     assert public == set(noisegate.__all__)
     assert noisegate.__all__ == sorted(noisegate.__all__)

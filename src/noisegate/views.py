@@ -4,6 +4,7 @@ A server never learns who is Byzantine; an adversary never sees the server's aux
 through the views below, in the simulator and in a deployment alike.
 """
 
+import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -161,12 +162,19 @@ def receive(uploads: Any, workers: int, d: int, like: Tensor) -> tuple[Tensor, T
 
 def as_rows(uploads: Any, workers: int, d: int, like: Tensor) -> Tensor:
     """(workers, d) rows of `like`'s type on its device; what cannot be read is a row of NaN, never an exception."""
-    if isinstance(uploads, Tensor) and uploads.shape == (workers, d) and uploads.dtype == like.dtype:
-        return uploads.detach().to(like.device)
+    if _readable(uploads) and uploads.shape == (workers, d) and uploads.dtype == like.dtype:
+        return typing.cast(Tensor, uploads.detach().to(like.device))
     rows = torch.full((workers, d), torch.nan, dtype=like.dtype, device=like.device)
-    if not isinstance(uploads, list | tuple | Tensor) or (isinstance(uploads, Tensor) and uploads.ndim == 0):
+    if not isinstance(uploads, list | tuple) and not (_readable(uploads) and uploads.ndim):
         return rows
-    for i, upload in enumerate(list(uploads)[:workers]):
-        if isinstance(upload, Tensor) and upload.shape == (d,) and not upload.is_complex():
+    for i, upload in enumerate(uploads[:workers]):
+        if _readable(upload) and upload.shape == (d,):
             rows[i] = upload.detach().to(like.device, like.dtype)
     return rows
+
+
+def _readable(upload: Any) -> bool:
+    """Whether it is a tensor that holds plain real numbers: dense, on a real device."""
+    if not isinstance(upload, Tensor) or upload.is_nested or upload.is_meta or upload.is_quantized:
+        return False
+    return upload.layout is torch.strided and not upload.is_complex()

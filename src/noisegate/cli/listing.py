@@ -89,5 +89,5 @@ def _settings(kind: Callable[..., Any]) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={entry}" for key, entry in value.items())
+        return ", ".join(f"{key}={'auto' if entry is None else entry}" for key, entry in value.items())
     return str(value)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from noisegate import checks
+from noisegate.errors import SpecError
 from noisegate.privacy import guarantee
 from noisegate.sampling import SAMPLINGS
 
@@ -23,6 +24,8 @@ def show_privacy(
 ) -> None:
     """Calibrate the noise for a budget, or price a given noise."""
     checks.one_of(SAMPLINGS, sampling=sampling)
+    if (epsilon is None) == (sigma is None):
+        raise SpecError("privacy: give either --epsilon, to find the noise, or --sigma, to find its cost")
     found = guarantee(
         examples=samples,
         rounds=rounds,

@@ -20,7 +20,7 @@ from noisegate.simulate import Progress as RunProgress
 
 def run_command(
     spec_file: Annotated[
-        Path | None, typer.Argument(metavar="[SPEC.toml]", help="Settings; flags override them.")
+        Path | None, typer.Argument(metavar="SPEC.toml", help="Settings; flags override them.")
     ] = None,
     dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None,
     model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None,
@@ -123,7 +123,9 @@ def _gather(spec_file: Path | None, flags: dict[str, Any], settings: list[str]) 
         target, equals, value = entry.partition("=")
         part, dot, key = target.partition(".")
         if not equals or not dot or part not in PARTS:
-            raise SpecError(f"--set {entry}: must be PART.KEY=VALUE with PART one of {', '.join(PARTS)}")
+            raise SpecError(
+                f"--set {entry}: must be PART.KEY=VALUE with PART one of {', '.join(PARTS)}; other settings have flags"
+            )
         default = {"attack": "label-flip", "aggregator": BEST, "worker": "normalized"}[part]
         now = gathered.get(part, default)
         gathered[part] = {**({"name": now} if isinstance(now, str) else now), key: _value(value)}

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from noisegate.lab import Result
+from noisegate.lab.setup import STATED
 
 
 def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> None:
@@ -18,14 +19,14 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     lying = (
         f"{result.byzantine_workers} of {result.workers + result.byzantine_workers} workers ({result.byzantine:.0%})"
     )
-    table.add_row("accuracy", f"{result.accuracy:.3f}", f"{result.aggregator} against {result.attack} by {lying}")
+    fight = f"{_part(result, 'aggregator')} against {_part(result, 'attack')} by {lying}"
+    table.add_row("accuracy", f"{result.accuracy:.3f}", fight)
     if proportion:
         clean, open_door = proportion["reference_accuracy"], proportion["undefended_accuracy"]
         table.add_row("reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean")
         table.add_row("undefended", f"{open_door:.3f}", "plain mean under the same attack")
-    promise = (
-        f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {result.accountant.upper()}, each example of each worker"
-    )
+    by = "stated, not checked here" if result.accountant == STATED else result.accountant.upper()
+    promise = f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {by}, each example of each worker"
     table.add_row("epsilon", f"{result.epsilon:.3f}", promise)
     table.add_row("honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest")
     table.add_row("Byzantine uploads used", f"{result.byzantine_selected:.1%}", "of the uploads that made the model")
@@ -36,3 +37,11 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     console = Console()
     console.print(table)
     console.print(f"written to {out}", style="dim", soft_wrap=True)
+
+
+def _part(result: Result, part: str) -> str:
+    """A part's name, and in parentheses the settings that were chosen."""
+    settings = dict(result.spec[part])
+    name = str(settings.pop("name"))
+    chosen = ", ".join(f"{key} {value}" for key, value in settings.items())
+    return f"{name} ({chosen})" if chosen else name

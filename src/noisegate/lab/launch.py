@@ -1,5 +1,6 @@
 """Run a spec from beginning to end."""
 
+import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -79,7 +80,7 @@ def run(
     spec, compute = spec or Spec(), compute or Compute()
     folder = RunFolder(Path(out)) if out is not None else None
     if folder:
-        folder.begin(spec, resume, compute.resolve())
+        folder.begin(spec, resume, compute.resolve(), fingerprint(spec, dataset, model))
         if (found := folder.result()) is not None:
             return _stored(found, folder)
     setup = prepare(spec, compute, dataset, model, loss)
@@ -89,6 +90,26 @@ def run(
     if folder:
         folder.finish(setup.federation, progress, result.as_dict())
     return result
+
+
+def fingerprint(spec: Spec, dataset: Dataset | None, model: nn.Module | None) -> str:
+    """A sum over the data and the model that the spec does not determine; "" if it determines them all.
+
+    A loss cannot be summed: resume with the one you started with.
+    """
+    digest = hashlib.sha256()
+    if dataset is not None:
+        for part in (dataset.x, dataset.y, dataset.x_test, dataset.y_test):
+            digest.update(part.cpu().contiguous().numpy().tobytes())
+    elif spec.dataset.endswith(".npz") and Path(spec.dataset).is_file():
+        digest.update(Path(spec.dataset).read_bytes())
+    elif model is None:
+        return ""
+    if model is not None:
+        digest.update(str(model).encode())
+        for value in model.state_dict().values():
+            digest.update(value.cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def reference(spec: Spec) -> Spec:

@@ -64,8 +64,8 @@ def prepare(
 ) -> Setup:
     """Everything a run needs. `dataset` and `module` take the place of the spec's names."""
     device = compute.resolve()
+    defaults = data.SOURCES.get(spec.dataset) if dataset is None else None
     dataset = dataset or data.load(spec.dataset, stream(spec.seed, "test-split"))
-    defaults = data.SOURCES.get(spec.dataset)
     honest = spec.workers or (defaults.workers if defaults else DEFAULT_WORKERS)
     byzantine = spec.count_byzantine(honest)
     attack = spec.build_attack()

@@ -117,6 +117,8 @@ class Spec:
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in PARTS:
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])
+        if self.attack_start == 0:
+            settings["attack_asleep"] = "behave"  # it never sleeps
         return settings
 
     def name(self) -> str:

@@ -2,6 +2,7 @@
 
 spec.toml         what was asked for
 environment.json  versions, device
+inputs.txt        fingerprint of data and model that the spec does not name; empty for built-in ones
 rounds.jsonl      a line per evaluated round
 checkpoint.pt     where an unfinished run stands
 verdicts.npz      reasons and scores, (rounds, n), and who is Byzantine
@@ -34,10 +35,15 @@ class RunFolder:
 
     path: Path
 
-    def begin(self, spec: Spec, resume: bool, device: torch.device) -> None:
-        """Make the folder, or take over one that holds the same spec; without `resume` start afresh."""
+    def begin(self, spec: Spec, resume: bool, device: torch.device, inputs: str = "") -> None:
+        """Make the folder, or take over one that holds the same spec; without `resume` start afresh.
+
+        inputs: a fingerprint of data and model that the spec does not name; what is resumed must have the same.
+        """
         if (self.path / "spec.toml").exists():
             self._same_spec(spec)
+            if resume and self._inputs() != inputs:
+                raise StoreError(f"{self.path}: was made from other data or another model; choose another --out")
             if not resume:
                 for name in ("result.json", "checkpoint.pt", "rounds.jsonl", "verdicts.npz", "model.pt"):
                     (self.path / name).unlink(missing_ok=True)
@@ -47,15 +53,20 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self._write("spec.toml", spec.to_toml().encode())
             self._write_json("environment.json", environment(device))
+            self._write("inputs.txt", inputs.encode())
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written ({error.strerror}); choose another --out") from None
+
+    def _inputs(self) -> str:
+        path = self.path / "inputs.txt"
+        return path.read_text(encoding="utf-8") if path.exists() else ""
 
     def _same_spec(self, spec: Spec) -> None:
         try:
             found = read_spec(self.path / "spec.toml")
         except SpecError as error:
             raise StoreError(f"{self.path}: its spec.toml is damaged ({error}); choose another --out") from None
-        if found != spec:
+        if found.canonical() != spec.canonical():
             raise StoreError(
                 f"{self.path}: holds a run with other settings ({_differences(found, spec)}); choose another --out"
             )

@@ -67,6 +67,7 @@ def spent_by(ask: Ask, sigma: float, coarse: float = 1.0) -> float:
 
 def _rdp(ask: Ask, sigma: float, orders: Sequence[int] | None = None) -> float:
     """By Renyi divergences, of dp-accounting's own orders unless given, so that anyone can check."""
+    accounting()  # says what to do where it is missing
     from dp_accounting import rdp
 
     return _price(rdp.RdpAccountant(orders, ask.sampling.neighboring()), ask, sigma)
@@ -78,6 +79,7 @@ def _pld(ask: Ask, sigma: float, coarse: float) -> float:
     The grid is 1e-4 for epsilon between 0.1 and 10. Outside it follows epsilon: below 0.1 for accuracy (but a
     round's losses never get more than 10,000 points), and above 10 to bound time. `coarse` widens it.
     """
+    accounting()
     from dp_accounting import pld
 
     def price(interval: float) -> float:

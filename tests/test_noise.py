@@ -1,0 +1,187 @@
+"""The noise in an upload: right size, right shape, fresh for every worker and round, over a public divisor."""
+
+import pytest
+import torch
+from torch import nn
+
+from noisegate import Compute, Dataset, Spec
+from noisegate.lab.setup import prepare
+from noisegate.sampling import Poisson
+from noisegate.simulate import Federation, first_state, play
+from noisegate.streams import stream
+from noisegate.vectors import FlatModel
+from noisegate.views import Reason, Verdict
+from noisegate.workers import Clipped, Normalized, add_noise, choose_sums, direct_sums
+from oracles import ks_p_value
+
+SIGMA, BATCH, D = 3.0, 16, 20_000
+SUMS = torch.randn(6, D, generator=stream(1, "sums"))
+
+PASSES, FAILS = 1e-3, 1e-4
+"""p-values with fixed seeds: true noise lies above 1e-3 but once in a thousand seeds; ten thousand values of
+a tenth too much or too little noise lie far below 1e-4."""
+
+CORRELATION = 5 / D**0.5
+"""Five standard deviations of the sample correlation of two independent rows."""
+
+
+def noise_of(uploads: torch.Tensor, sums: torch.Tensor, batch: int = BATCH) -> torch.Tensor:
+    return uploads.double() - sums.double() / batch
+
+
+def assert_noise(noise: torch.Tensor, s: float) -> None:
+    """Normal with standard deviation s, and neither a tenth more nor less."""
+    assert ks_p_value(noise.flatten(), s) > PASSES
+    assert ks_p_value(noise.flatten(), 0.9 * s) < FAILS
+    assert ks_p_value(noise.flatten(), 1.1 * s) < FAILS
+
+
+def upload(round: int = 0, sums: torch.Tensor = SUMS) -> torch.Tensor:
+    return add_noise(sums, SIGMA, BATCH, stream(1, "noise", round))
+
+
+@pytest.mark.parametrize("row", range(6))
+def test_an_upload_less_its_exact_sum_is_noise_of_sigma_over_batch(row):
+    assert_noise(noise_of(upload(), SUMS)[row], SIGMA / BATCH)
+
+
+def test_rows_are_uncorrelated_across_workers_rounds_and_names():
+    others = add_noise(SUMS, SIGMA, BATCH, stream(1, "batch", 0))
+    rows = torch.cat([noise_of(found, SUMS) for found in (upload(0), upload(1), upload(2), others)])
+    away = torch.corrcoef(rows) - torch.eye(len(rows))
+    assert away.abs().max() < CORRELATION
+
+
+def test_the_same_stream_gives_the_same_bytes_and_another_round_does_not():
+    assert torch.equal(upload(3), upload(3))
+    assert not (upload(3) == upload(4)).any()
+
+
+def test_without_noise_an_upload_is_the_sum_over_the_divisor():
+    assert torch.equal(add_noise(SUMS, 0.0, BATCH, stream(1, "noise")), SUMS / BATCH)
+
+
+def test_adding_noise_leaves_the_sums_alone():
+    before = SUMS.clone()
+    upload()
+    assert torch.equal(SUMS, before)
+
+
+def test_noise_does_not_depend_on_the_sums():
+    difference = upload(sums=SUMS).double() - upload(sums=torch.zeros_like(SUMS)).double()
+    torch.testing.assert_close(difference, SUMS.double() / BATCH, rtol=0, atol=1e-6)  # a few float32 roundings
+
+
+# Through a round.
+
+
+class Record:
+    """A rule that remembers what the server saw, and keeps nobody."""
+
+    def __init__(self):
+        self.views = []
+
+    def __call__(self, view, memory):
+        self.views.append(view)
+        n = len(view.norms)
+        reason = torch.full((n,), Reason.SCORE.value)
+        return Verdict(torch.zeros(view.uploads.shape[1]), reason == 0, reason, torch.zeros(n), memory)
+
+
+class Nobody:
+    """The attack of no Byzantine worker."""
+
+    knows = ""
+
+    def check(self, honest, byzantine): ...
+
+    def needs_own(self, progress):
+        return True
+
+
+def federation(worker, n: int = 4, sizes: int = 40, batch: int = 5) -> Federation:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        model = FlatModel(nn.Sequential(nn.Linear(60, 60), nn.ELU(), nn.Linear(60, 3)))
+    rng = stream(1, "pool")
+    x, y = torch.randn(n * sizes, 60, generator=rng), torch.randint(0, 3, (n * sizes,), generator=rng)
+    return Federation(
+        model=model,
+        sums=choose_sums(model, model.initial(), x[:4], y[:4]),
+        worker=worker,
+        sampling=Poisson(batch),
+        attack=Nobody(),
+        rule=Record(),
+        x=x,
+        y=y,
+        holdings=torch.arange(n * sizes).view(n, sizes),
+        sizes=torch.full((n,), sizes),
+        byzantine=torch.zeros(n, dtype=torch.bool),
+        aux_x=x[:2],
+        aux_y=y[:2],
+        classes=3,
+        sigma=SIGMA,
+        batch=batch,
+        rate=0.1,
+        believed_honest=n,
+        rounds=10,
+        seed=7,
+    )
+
+
+@pytest.mark.parametrize("worker", [Normalized(0.1), Clipped(2.5)])
+def test_a_round_sends_exact_sums_plus_noise_of_sigma_times_sensitivity_over_the_public_batch(worker):
+    run = federation(worker)
+    state = first_state(run)
+    drawn, noises = [], []
+    for t in range(3):
+        batch = run.sampling.draw(run.sizes, stream(run.seed, "batch", t))
+        x, y, owner = run.examples(run.everyone, batch)
+        exact = direct_sums(worker, run.model, state.params, x, y, owner, state.uploads)
+        state, _ = play(run, state, t)
+        drawn += batch.real.sum(1).tolist()
+        noises.append(noise_of(state.uploads, exact, run.batch))
+    noises = torch.cat(noises)
+    s = SIGMA * worker.sensitivity / run.batch
+    assert run.noise_std == s == run.rule.views[0].noise_std
+    assert len(set(drawn)) > 3  # sizes differ, the divisor does not
+    assert all(ks_p_value(noise, s) > PASSES for noise in noises)
+    assert_noise(noises, s)
+    away = torch.corrcoef(noises) - torch.eye(len(noises))
+    assert away.abs().max() < 5 / run.model.d**0.5
+
+
+def test_the_divisor_is_the_public_batch_and_not_the_drawn_size():
+    """Without noise, a worker that drew B examples of one and the same gradient sends a vector of length B / batch."""
+    run = federation(Normalized(0.0))
+    run = Federation(**{**vars(run), "sigma": 0.0, "x": torch.ones_like(run.x), "y": torch.zeros_like(run.y)})
+    state, _ = play(run, first_state(run), 0)
+    drawn = run.sampling.draw(run.sizes, stream(run.seed, "batch", 0)).real.sum(1)
+    assert len(set(drawn.tolist())) > 1
+    torch.testing.assert_close(state.uploads.norm(dim=1), drawn / run.batch, rtol=1e-3, atol=0)  # margin 2^-14
+
+
+def test_a_prepared_run_adds_the_noise_that_its_spec_states():
+    rng = stream(3, "data")
+    x, y = torch.randn(200, 100, generator=rng), torch.arange(200) % 2
+    spec = Spec(
+        dataset="mine",
+        sigma=4.0,
+        sigma_base=2.0,
+        epsilon=50.0,
+        delta=1e-3,
+        workers=3,
+        byzantine=0.0,
+        batch=6,
+        rounds=2,
+        worker={"name": "clipped", "threshold": 0.5},
+        rate=0.3,
+    )
+    setup = prepare(spec, Compute(device="cpu"), Dataset("mine", x, y, x[:20], y[:20], classes=2))
+    run = setup.federation
+    state, _ = play(run, first_state(run), 0)
+    x, y, owner = run.examples(run.everyone, run.sampling.draw(run.sizes, stream(run.seed, "batch", 0)))
+    exact = direct_sums(run.worker, run.model, run.model.initial(), x, y, owner, torch.zeros_like(state.uploads))
+    assert_noise(noise_of(state.uploads, exact, 6), 4.0 * 0.5 / 6)
+    assert run.rate == pytest.approx(0.3 * 2.0 / 4.0)
+    assert setup.privacy.sigma == 4.0

@@ -1,0 +1,209 @@
+"""The paper's filter against a loop that follows Algorithms 2 and 3 line by line, and what its verdict says."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from noisegate.aggregators import TwoStage
+from noisegate.errors import SpecError
+from noisegate.streams import stream
+from noisegate.views import Reason, ServerView, receive
+from oracles import FilterGradient
+
+D, S = 800, 0.5
+CLOSE = 1e-5
+"""Relative error of float32 sums of a few hundred products against float64."""
+
+
+def view_of(uploads, auxiliary, top: int, ties=None, s: float = S) -> ServerView:
+    received, norms, present = receive(uploads, len(uploads), uploads.shape[1], like=auxiliary)
+    return ServerView(
+        uploads=received,
+        norms=norms,
+        present=present,
+        noise_std=s,
+        believed_honest=top,
+        auxiliary=lambda: auxiliary,
+        ties=torch.arange(len(uploads)) if ties is None else ties,
+        progress=0.0,
+    )
+
+
+def round_of_uploads(t: int, n: int = 12) -> tuple[torch.Tensor, torch.Tensor]:
+    """Noise with signals for and against the server's gradient, and uploads that each test must refuse."""
+    rng = stream(t, "uploads")
+    auxiliary = torch.randn(6, D, generator=rng) * torch.rand(6, 1, generator=rng) + 0.3
+    direction = auxiliary.mean(0) / auxiliary.mean(0).norm()
+    uploads = S * torch.randn(n, D, generator=rng)
+    uploads += torch.linspace(-1, 1, n)[torch.randperm(n, generator=rng), None] * direction
+    kinds = torch.randperm(n, generator=rng)
+    uploads[kinds[0]] *= 1.4  # too long
+    uploads[kinds[1]] *= 0.7  # too short
+    uploads[kinds[2]] = S * torch.randn(D, generator=rng).sign()  # right length, wrong distribution
+    uploads[kinds[3]] = torch.nan if t % 2 else torch.inf
+    uploads[kinds[4]] = 0.0
+    uploads[kinds[5]] = uploads[kinds[6]]  # a tie
+    return uploads, auxiliary
+
+
+SETTINGS = [
+    {},
+    {"stages": 1},
+    {"stages": 2},
+    {"divisor": "workers"},
+    {"server_momentum": 0.7},
+    {"server_gradient": "normalized"},
+    {"stages": 2, "divisor": "workers", "server_momentum": 0.3, "server_gradient": "normalized"},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("top", [1, 4, 12])
+def test_two_stage_is_the_loop_over_the_printed_algorithms(settings, top):
+    rule, memory = TwoStage(**settings), {}
+    oracle = FilterGradient(
+        S,
+        top,
+        stages=rule.stages,
+        normalize=rule.server_gradient == "normalized",
+        server_momentum=rule.server_momentum,
+        divide_by_all=rule.divisor == "workers",
+    )
+    seen = set()
+    for t in range(6):
+        uploads, auxiliary = round_of_uploads(t)
+        ties = torch.randperm(len(uploads), generator=stream(t, "ties"))
+        view = view_of(uploads, auxiliary, top, ties)
+        verdict = rule(view, memory)
+        memory = verdict.memory
+        update, kept, scores = oracle.round(
+            view.uploads.double().numpy(), view.present.tolist(), auxiliary.double().numpy(), ties.tolist()
+        )
+        assert verdict.kept.tolist() == kept
+        np.testing.assert_allclose(verdict.update, update, rtol=0, atol=CLOSE)
+        np.testing.assert_allclose(verdict.score, scores, rtol=CLOSE, atol=CLOSE * 100)
+        seen |= {Reason(code) for code in verdict.reason.tolist()}
+    first = set() if rule.stages == 2 else {Reason.NORM, Reason.DISTRIBUTION}
+    second = set() if rule.stages == 1 or top == 12 else {Reason.SCORE}
+    assert seen == {Reason.KEPT, Reason.MALFORMED} | first | second
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_the_verdict_tells_the_truth(settings):
+    rule, memory = TwoStage(**settings), {}
+    for t in range(4):
+        uploads, auxiliary = round_of_uploads(t)
+        verdict = rule(view_of(uploads, auxiliary, 5), memory)
+        memory = verdict.memory
+        assert torch.equal(verdict.kept, verdict.reason == Reason.KEPT.value)
+        rows = uploads[verdict.kept]
+        count = len(uploads) if rule.divisor == "workers" else len(rows)
+        torch.testing.assert_close(verdict.update, rows.sum(0) / count, rtol=CLOSE, atol=CLOSE)
+        malformed = ~uploads.isfinite().all(1)
+        assert torch.equal(verdict.reason == Reason.MALFORMED.value, malformed)
+        assert all(isinstance(value, torch.Tensor) for value in memory.values())
+
+
+def test_each_bad_upload_gets_its_reason():
+    good = S * torch.randn(4, D, generator=stream(8, "good"))
+    bad = torch.stack([1.4 * good[0], 0.7 * good[0], torch.full((D,), S), torch.full((D,), torch.nan), torch.zeros(D)])
+    verdict = TwoStage(stages=1)(view_of(torch.cat([good, bad]), torch.ones(2, D), 4), {})
+    wanted = [Reason.KEPT] * 4 + [Reason.NORM, Reason.NORM, Reason.DISTRIBUTION, Reason.MALFORMED, Reason.NORM]
+    assert verdict.reason.tolist() == wanted
+    assert not verdict.score.any()
+
+
+@pytest.mark.parametrize("settings", [{}, {"stages": 1}, {"divisor": "workers"}], ids=str)
+def test_if_nobody_passes_the_update_is_zero_and_nobody_is_kept(settings):
+    verdict = TwoStage(**settings)(view_of(torch.zeros(5, D), torch.ones(2, D), 3), {})
+    assert torch.equal(verdict.update, torch.zeros(D))
+    assert not verdict.kept.any()
+    verdict = TwoStage(**settings)(view_of(torch.full((5, D), torch.nan), torch.ones(2, D), 3), {})
+    assert torch.equal(verdict.update, torch.zeros(D))
+    assert (verdict.reason == Reason.MALFORMED.value).all()
+
+
+def scored(*scores: float) -> torch.Tensor:
+    """Uploads of two coordinates whose inner product with the server's gradient (1, 0) is as given."""
+    return torch.tensor([[score, 1.0] for score in scores])
+
+
+AXIS = torch.tensor([[1.0, 0.0]])
+
+
+def test_scores_below_the_mean_of_the_top_are_set_to_zero_and_the_rest_adds_up():
+    rule = TwoStage(stages=2)
+    first = rule(view_of(scored(4, 2, 1, -3), AXIS, 2), {})
+    assert first.score.tolist() == [4, 0, 0, 0]  # the mean of the top two is 3
+    second = rule(view_of(scored(0, 5, 6, 1), AXIS, 2), first.memory)
+    assert second.score.tolist() == [4, 0, 6, 0]  # 5 lies below 5.5
+    assert second.kept.tolist() == [True, False, True, False]
+
+
+def test_where_all_scores_are_negative_those_above_the_mean_count_as_they_are():
+    verdict = TwoStage(stages=2)(view_of(scored(-1, -3, -4), AXIS, 2), {})
+    assert verdict.score.tolist() == [-1, 0, 0]  # as printed: the mean is -2, and what lies below becomes 0
+    assert verdict.kept.tolist() == [False, True, True]
+
+
+def test_a_selected_worker_whose_upload_fails_stage_one_today_is_not_used():
+    good = S * torch.randn(4, D, generator=stream(9, "good"))
+    rule, auxiliary = TwoStage(), good[:1].clone()
+    first = rule(view_of(good, auxiliary, 1), {})
+    assert first.kept.tolist() == [True, False, False, False]
+    second = rule(view_of(torch.cat([3 * good[:1], good[1:]]), auxiliary, 1), first.memory)
+    assert second.reason.tolist() == [Reason.NORM, Reason.SCORE, Reason.SCORE, Reason.SCORE]
+    assert torch.equal(second.update, torch.zeros(D))
+    assert second.score[0] == first.score[0] > 0  # it scored zero today, and keeps what it had
+
+
+def test_ties_go_by_the_given_order_and_not_by_position():
+    for ties in itertools.permutations(range(4)):
+        view = view_of(scored(1, 1, 1, 1), AXIS, 2, ties=torch.tensor(ties))
+        assert set(TwoStage(stages=2)(view, {}).kept.nonzero().flatten().tolist()) == set(ties[:2])
+
+
+def test_the_servers_momentum_is_a_moving_average_of_its_gradient():
+    rule = TwoStage(stages=2, server_momentum=0.75)
+    first = rule(view_of(scored(1, 2), torch.tensor([[1.0, 0.0], [3.0, 0.0]]), 1), {})
+    assert first.memory["gradient"].tolist() == [2.0, 0.0]
+    second = rule(view_of(scored(1, 2), torch.tensor([[0.0, 4.0]]), 1), first.memory)
+    assert second.memory["gradient"].tolist() == [1.5, 1.0]
+
+
+def test_a_normalized_server_gradient_weighs_every_example_alike():
+    auxiliary = torch.tensor([[100.0, 0.0], [0.0, 0.01]])
+    verdict = TwoStage(stages=2, server_gradient="normalized")(view_of(scored(1, 2), auxiliary, 1), {})
+    assert verdict.memory["gradient"].tolist() == [0.5, 0.5]
+    plain = TwoStage(stages=2)(view_of(scored(1, 2), auxiliary, 1), {})
+    assert plain.memory["gradient"].tolist() == pytest.approx([50.0, 0.005])
+
+
+def test_the_rule_leaves_its_view_and_memory_alone():
+    uploads, auxiliary = round_of_uploads(1)
+    view = view_of(uploads, auxiliary, 5)
+    memory = TwoStage()(view, {}).memory
+    before = view.uploads.clone(), {key: value.clone() for key, value in memory.items()}
+    TwoStage(server_momentum=0.5)(view, memory)
+    assert torch.equal(view.uploads, before[0])
+    assert all(torch.equal(memory[key], value) for key, value in before[1].items())
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"stages": 3},
+        {"server_gradient": "median"},
+        {"divisor": "none"},
+        {"server_momentum": 1.0},
+        {"width": 0.0},
+        {"significance": 0.0},
+        {"significance": 1.0},
+    ],
+    ids=str,
+)
+def test_nonsense_is_refused(bad):
+    with pytest.raises(SpecError, match=next(iter(bad))):
+        TwoStage(**bad)
