@@ -20,7 +20,9 @@ def view_of(honest: int, liars: int, progress: float = 0.0, seed: int = 0) -> Ad
     rng = stream(seed, "uploads")
     uploads = 0.05 + S * torch.randn(honest + liars, D, generator=rng)
     rows = torch.randperm(honest + liars, generator=rng)
-    return AdversaryView(uploads, rows[:honest], uploads[rows[honest:]], torch.zeros(D), S, progress, stream(seed, "a"))
+    return AdversaryView(
+        lambda: uploads[rows[:honest]], uploads[rows[honest:]], torch.zeros(D), S, progress, stream(seed, "a")
+    )
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 3.0])

@@ -91,8 +91,8 @@ BAD = [
     ("run --set attack.to=left", "choose from reverse, random"),
     ("run --set aggregator.width=wide", "aggregator.width = 'wide': must be a number"),
     ("run --set aggregator.=3", "aggregator."),
-    ("privacy --samples 3000 --rounds 10", "give exactly one"),
-    ("privacy --samples 3000 --rounds 10 --epsilon 2 --sigma 1", "give exactly one"),
+    ("privacy --samples 3000 --rounds 10", "give either --epsilon"),
+    ("privacy --samples 3000 --rounds 10 --epsilon 2 --sigma 1", "give either --epsilon"),
     ("privacy --samples 0 --rounds 10 --epsilon 2", "examples = 0"),
     ("privacy --samples 3000 --rounds 0 --epsilon 2", "rounds = 0"),
     ("privacy --samples 3000 --rounds 10 --epsilon 2 --sampling shuffle", "sampling = 'shuffle'"),
@@ -195,7 +195,7 @@ def test_run_for_people_puts_the_accuracy_into_proportion(cli, tmp_path):
         "reference accuracy",
         "undefended",
         "epsilon",
-        "two-stage against label-flip",
+        "against label-flip",
         "15 of 25",
     ):
         assert words in " ".join(answer.out.split())

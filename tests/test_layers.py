@@ -24,7 +24,13 @@ LAYERS = {
     "cli": 5,
     "": 6,  # noisegate/__init__.py and __main__.py: they may import everything, and nobody may import them
 }
-SAME_LAYER = {("checks", "errors"), ("compute", "checks"), ("compute", "errors"), ("vectors", "errors")}
+SAME_LAYER = {
+    ("checks", "errors"),
+    ("compute", "checks"),
+    ("compute", "errors"),
+    ("streams", "errors"),
+    ("vectors", "errors"),
+}
 """The arrows between two parts of one layer: all in layer 0, and without a cycle. There are no others."""
 
 CORE = ("simulate", "workers", "attacks", "aggregators", "views", "sampling", "vectors", "streams", "checks", "errors")

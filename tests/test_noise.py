@@ -11,7 +11,7 @@ from noisegate.simulate import Federation, first_state, play
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.views import Reason, Verdict
-from noisegate.workers import Clipped, Normalized, add_noise, choose_sums, direct_sums
+from noisegate.workers import Clipped, Normalized, add_noise, choose_sums, direct_sums, rounded_sensitivity
 from oracles import ks_p_value
 
 SIGMA, BATCH, D = 3.0, 16, 20_000
@@ -142,8 +142,9 @@ def test_a_round_sends_exact_sums_plus_noise_of_sigma_times_sensitivity_over_the
         drawn += batch.real.sum(1).tolist()
         noises.append(noise_of(state.uploads, exact, run.batch))
     noises = torch.cat(noises)
-    s = SIGMA * worker.sensitivity / run.batch
+    s = SIGMA * rounded_sensitivity(worker, run.batch) / run.batch
     assert run.noise_std == s == run.rule.views[0].noise_std
+    assert worker.sensitivity <= rounded_sensitivity(worker, run.batch) < 1.0001 * worker.sensitivity
     assert len(set(drawn)) > 3  # sizes differ, the divisor does not
     assert all(ks_p_value(noise, s) > PASSES for noise in noises)
     assert_noise(noises, s)

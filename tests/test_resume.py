@@ -110,6 +110,22 @@ def test_resume_without_a_run_begins_one(spec, tmp_path):
     assert run(spec, out=tmp_path / "run", resume=True).rounds == ROUNDS
 
 
+def test_other_data_or_another_model_is_not_resumed(quick, toy, tmp_path):
+    spec, data = quick(batch=8, workers=4), toy()
+    model, other = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, dataset=data, model=model, out=tmp_path / "run", watch=stop_after(2))
+    for inputs in (
+        {"dataset": toy(train=330), "model": model},
+        {"dataset": data, "model": other},
+        {"dataset": data},
+        {},
+    ):
+        with pytest.raises(StoreError, match="other data or another model"):
+            run(spec, out=tmp_path / "run", resume=True, **inputs)
+    assert run(spec, dataset=data, model=model, out=tmp_path / "run", resume=True).rounds == 3
+
+
 def damaged(content: bytes, how: str) -> bytes:
     return {"empty": b"", "cut": content[: len(content) // 2], "text": b"not a checkpoint at all", "zeros": bytes(500)}[
         how

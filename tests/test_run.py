@@ -27,7 +27,7 @@ PROMISED = {
 }
 PROMISED |= {"aggregator", "dataset", "seed", "honest_rejected", "byzantine_selected", "seconds", "ms_per_round"}
 TIMES = {"seconds", "ms_per_round"}
-FILES = {"spec.toml", "environment.json", "rounds.jsonl", "verdicts.npz", "model.pt", "result.json"}
+FILES = {"spec.toml", "environment.json", "inputs.txt", "rounds.jsonl", "verdicts.npz", "model.pt", "result.json"}
 
 
 def timeless(result) -> dict:
@@ -66,6 +66,8 @@ def test_the_last_accuracy_counts_and_the_best_stands_beside_it(quick):
     assert [line["round"] for line in result.curve] == [5, 10, 12]
     assert result.accuracy == result.curve[-1]["accuracy"]
     assert result.best_accuracy == max(line["accuracy"] for line in result.curve)
+    ruined = run(quick(rounds=12, evaluate_every=1, aggregator="mean", attack="inner"))
+    assert ruined.best_accuracy == max(line["accuracy"] for line in ruined.curve) > ruined.accuracy
 
 
 def test_same_spec_same_result(quick):

@@ -22,15 +22,36 @@ from typing import Any
 from noisegate import checks
 from noisegate.errors import SpecError
 
+Table = Mapping[str, Callable[..., Any]]
 
-def build(what: str, request: str | Mapping[str, Any], table: Mapping[str, Callable[..., Any]]) -> Any:
+
+def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
     """The object that `request` (a name, or a table with `name` and settings) asks for."""
+    settings = settle(what, request, table)
+    name = settings.pop("name")
+    kind = _find(what, name, table)
+    for key, role in setting_types(kind).items():
+        if key in settings and _is_role(role):
+            settings[key] = build(f"{what}.{key}", settings[key], table)
+    try:
+        return kind(**settings)
+    except SpecError as error:
+        raise SpecError(f"{what} {name!r}: {error}") from None
+    except TypeError as error:
+        raise SpecError(f"{what} = {name!r}: cannot be made ({error})") from None
+
+
+def settle(what: str, request: str | Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """The request as a table with `name` and settings of the right types: one form for equal requests.
+
+    A setting whose type is a role (an attack that wraps an attack) is a request itself. None stands for the default.
+    """
     settings = {"name": request} if isinstance(request, str) else dict(request)
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise SpecError(f"{what} = {request!r}: needs a name; choose from {', '.join(table)}")
-    kind = _stranger(what, name) if ":" in name else _known(what, name, table)
-    types_of = setting_types(kind)
+    types_of = setting_types(_find(what, name, table))
+    settled: dict[str, Any] = {"name": name}
     for key, value in settings.items():
         if key not in types_of:
             choices = ", ".join(types_of) or "nothing: it takes no settings"
@@ -38,11 +59,16 @@ def build(what: str, request: str | Mapping[str, Any], table: Mapping[str, Calla
                 f"{what}.{key} = {value!r}: {name!r} has no such setting{checks.guess(key, types_of)}; "
                 f"choose from {choices}"
             )
-        settings[key] = typed(f"{what}.{key}", value, types_of[key])
-    try:
-        return kind(**settings)
-    except SpecError as error:
-        raise SpecError(f"{what} {name!r}: {error}") from None
+        if _is_role(types_of[key]) and isinstance(value, str | Mapping):
+            settled[key] = settle(f"{what}.{key}", value, table)
+        elif typed(f"{what}.{key}", value, types_of[key]) is not None:
+            settled[key] = typed(f"{what}.{key}", value, types_of[key])
+    return settled
+
+
+def _is_role(kind: Any) -> bool:
+    """Whether a type is one of the protocols of views.py."""
+    return bool(getattr(kind, "_is_protocol", False))
 
 
 def setting_types(kind: Callable[..., Any]) -> dict[str, Any]:
@@ -64,8 +90,11 @@ def typed(key: str, value: Any, kind: Any) -> Any:
             except SpecError:
                 continue
     elif typing.get_origin(kind) is typing.Literal:
-        checks.one_of(typing.get_args(kind), **{key: value})
-        return value
+        choices = typing.get_args(kind)
+        checks.one_of(choices, **{key: value})
+        if type(value) in [type(choice) for choice in choices if choice == value]:  # True and 1.0 equal 1
+            return value
+        raise SpecError(f"{key} = {value!r}: must be one of {', '.join(map(repr, choices))}")
     elif kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     else:
@@ -85,7 +114,9 @@ def _describe(kind: Any) -> str:
     return words.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def _known(what: str, name: str, table: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+def _find(what: str, name: str, table: Table) -> Callable[..., Any]:
+    if ":" in name:
+        return _stranger(what, name)
     checks.one_of(table, **{what: name})
     return table[name]
 
@@ -94,7 +125,7 @@ def _stranger(what: str, path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise SpecError(f"{what} = {path!r}: cannot be loaded ({error}); write package.module:Name") from None
     if not callable(found):
         raise SpecError(f"{what} = {path!r}: is not a class")

@@ -1,5 +1,7 @@
 """Where and how to compute. `Compute` changes speed, not meaning, and is no part of a run's name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -8,6 +10,8 @@ from noisegate import checks
 from noisegate.errors import SpecError
 
 DEVICES = ("auto", "cpu", "cuda")
+SMALL = 2**19
+"""Rounds of fewer uploaded floats take a few milliseconds: handing work to threads costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,7 @@ class Compute:
     """Device and size of the work.
 
     device: "auto" takes a CUDA device if there is one.
-    threads: CPU threads of torch; None leaves torch's own choice.
+    threads: CPU threads of torch; None takes torch's own choice, but one for a small run, which more only slow down.
     chunk: most per-example gradients that may exist at once where they have to exist at all.
     """
 
@@ -32,9 +36,7 @@ class Compute:
             raise SpecError("device = 'cuda': torch sees no CUDA device here; use --device cpu or auto")
 
     def resolve(self) -> torch.device:
-        """The device to use, with the thread count set for this process."""
-        if self.threads is not None:
-            torch.set_num_threads(self.threads)
+        """The device to use, set up so that it changes nothing but speed."""
         name = self.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -45,3 +47,13 @@ class Compute:
             torch.backends.cudnn.benchmark = False
             torch.backends.cudnn.allow_tf32 = False
         return torch.device(name)
+
+    @contextmanager
+    def threads_for(self, floats: int) -> Iterator[None]:
+        """The thread count for rounds of so many uploaded floats; the process has its own again afterwards."""
+        before = torch.get_num_threads()
+        torch.set_num_threads(self.threads or (1 if floats < SMALL else before))
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -90,12 +90,14 @@ class DataView:
 class AdversaryView:
     """What an adversary knows when it forges its own uploads: everything but the server's auxiliary data.
 
+    All of it is copies: nothing that an attack does to them reaches an honest worker or the server.
+
+    see_honest: gives the (H, d) uploads of the honest workers; see `honest`.
     own: (M, d) what its workers would send if they followed the protocol on their own (poisoned) data; rows of zeros
         if the attack said it does not need them.
     """
 
-    uploads: Tensor
-    honest_rows: Tensor
+    see_honest: Callable[[], Tensor]
     own: Tensor
     params: Tensor
     noise_std: float
@@ -105,15 +107,17 @@ class AdversaryView:
     @property
     def honest(self) -> Tensor:
         """(H, d) what the honest workers send this round."""
-        return self.uploads[self.honest_rows]
+        return self.see_honest()
 
 
+@typing.runtime_checkable
 class Rule(Protocol):
     """An aggregator: judges one round's uploads."""
 
     def __call__(self, view: ServerView, memory: Memory) -> Verdict: ...
 
 
+@typing.runtime_checkable
 class Attack(Protocol):
     """An adversary that controls M workers. Both hooks are called every round; one of them is often the identity."""
 
@@ -132,6 +136,7 @@ class Attack(Protocol):
         """(M, d) what the adversary's workers send."""
 
 
+@typing.runtime_checkable
 class Worker(Protocol):
     """Bounds what one example can do to an upload."""
 

@@ -78,6 +78,8 @@ class TwoStage:
         return selected, total, {"total": total, "gradient": gradient}
 
     def _server_gradient(self, gradients: Tensor, memory: Memory) -> Tensor:
+        # An auxiliary example without a finite gradient says nothing, and must not stay in the memory.
+        gradients = torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)
         if self.server_gradient == "normalized":
             gradients = torch.nn.functional.normalize(gradients, dim=1)
         now = gradients.mean(0)

@@ -4,40 +4,33 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
 from noisegate.data import SOURCES
 from noisegate.models import MODELS
 
-
-class Kind(StrEnum):
-    """What can be listed."""
-
-    DATASETS = "datasets"
-    MODELS = "models"
-    ATTACKS = "attacks"
-    AGGREGATORS = "aggregators"
-    EXPERIMENTS = "experiments"
+KINDS = ("datasets", "models", "attacks", "aggregators", "experiments")
 
 
 def show_list(
-    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """List what a run can be made of."""
+    checks.one_of(KINDS, kind=kind)
     entries = _entries(kind)
     if as_json:
-        print(json.dumps({kind.value: entries}, indent=2))
+        print(json.dumps({kind: entries}, indent=2))
         return
     if not entries:
-        print(f"no {kind.value} yet")
+        print(f"no {kind} yet")
         return
     table = Table(box=None, pad_edge=False)
     for column in entries[0]:
@@ -47,25 +40,20 @@ def show_list(
     Console().print(table)
 
 
-def _entries(kind: Kind) -> list[dict[str, Any]]:
-    if kind is Kind.DATASETS:
+def _entries(kind: str) -> list[dict[str, Any]]:
+    if kind == "datasets":
         return [
             {"name": name, "model": source.model, "workers": source.workers, "about": source.description}
             for name, source in SOURCES.items()
         ]
-    if kind is Kind.MODELS:
+    if kind == "models":
         return [{"name": name, "about": _first_line(builder)} for name, builder in MODELS.items()]
-    if kind is Kind.ATTACKS:
+    if kind == "attacks":
         return [
-            {
-                "name": name,
-                "knows": getattr(entry, "knows", ""),
-                "settings": _settings(entry),
-                "about": _first_line(entry),
-            }
+            {"name": name, "knows": entry.knows, "settings": _settings(entry), "about": _first_line(entry)}  # type: ignore[attr-defined]
             for name, entry in ATTACKS.items()
         ]
-    if kind is Kind.AGGREGATORS:
+    if kind == "aggregators":
         return [
             {"name": name, "settings": _settings(entry), "about": _first_line(entry)}
             for name, entry in AGGREGATORS.items()

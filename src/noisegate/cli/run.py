@@ -1,8 +1,8 @@
 """`noisegate run`: one run, and the two that put its accuracy into proportion."""
 
 import json
+import time
 import tomllib
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,9 @@ from noisegate.errors import SpecError
 from noisegate.lab import Result, Spec, make_spec, read_settings, reference, run, undefended
 from noisegate.lab.spec import BEST, PARTS
 from noisegate.simulate import Progress as RunProgress
+
+SILENCE = 15.0
+"""Seconds without a word where there is no terminal to draw a bar on."""
 
 
 def run_command(
@@ -128,6 +131,8 @@ def _gather(spec_file: Path | None, flags: dict[str, Any], settings: list[str]) 
             )
         default = {"attack": "label-flip", "aggregator": BEST, "worker": "normalized"}[part]
         now = gathered.get(part, default)
+        if not isinstance(now, str | dict):
+            raise SpecError(f"{part} = {now!r}: must be a name, or a table with name and settings")
         gathered[part] = {**({"name": now} if isinstance(now, str) else now), key: _value(value)}
     return make_spec(gathered, str(spec_file) if spec_file else "flags")
 
@@ -141,7 +146,7 @@ def _value(text: str) -> Any:
 
 
 def _watched(spec: Spec, compute: Compute, out: Path, resume: bool, console: Console, title: str) -> Result:
-    """Run with a progress bar on `console`."""
+    """Run with a progress bar on a terminal, and otherwise with a line now and then."""
     bar = Progress(
         TextColumn(f"{title:10}"),
         BarColumn(),
@@ -151,12 +156,21 @@ def _watched(spec: Spec, compute: Compute, out: Path, resume: bool, console: Con
         console=console,
         transient=True,
     )
-    context: AbstractContextManager[Any] = nullcontext() if console.quiet else bar
-    with context:
-        task = bar.add_task(title, total=1, accuracy="")
+    task = bar.add_task(title, total=1, accuracy="")
+    spoke = time.monotonic()
 
-        def watch(progress: RunProgress, rounds: int) -> None:
-            accuracy = f"accuracy {progress.curve[-1]['accuracy']:.3f}" if progress.curve else ""
+    def watch(progress: RunProgress, rounds: int) -> None:
+        nonlocal spoke
+        accuracy = f"accuracy {progress.curve[-1]['accuracy']:.3f}" if progress.curve else ""
+        if console.is_terminal:
+            bar.start()
             bar.update(task, total=rounds, completed=progress.rounds, accuracy=accuracy)
+        elif time.monotonic() - spoke > SILENCE:
+            spoke = time.monotonic()
+            console.print(f"{title}: round {progress.rounds} of {rounds}, {accuracy}", soft_wrap=True)
 
-        return run(spec, compute=compute, out=out, resume=resume, watch=None if console.quiet else watch)
+    try:
+        return run(spec, compute=compute, out=out, resume=resume, watch=watch)
+    finally:
+        if bar.live.is_started:
+            bar.stop()

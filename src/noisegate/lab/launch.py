@@ -29,8 +29,8 @@ class Result:
 
     accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
     honest_rejected: share of honest uploads refused by tests. byzantine_selected: share of the uploads used that were
-    Byzantine. epsilon: the largest of the honest workers' own, worker_epsilons; accountant is "stated" if it could not
-    be checked.
+    Byzantine. epsilon: the largest of the honest workers' own (worker_epsilons, by position); accountant is "stated" if
+    it could not be checked. seconds, ms_per_round: of the rounds since the last resumption.
     """
 
     accuracy: float
@@ -79,17 +79,18 @@ def run(
     """
     spec, compute = spec or Spec(), compute or Compute()
     folder = RunFolder(Path(out)) if out is not None else None
+    inputs = fingerprint(spec, dataset, model) if folder else ""
     if folder:
-        folder.begin(spec, resume, compute.resolve(), fingerprint(spec, dataset, model))
-        if (found := folder.result()) is not None:
+        folder.check(spec, resume, inputs)
+        if resume and (found := folder.result()) is not None:
             return _stored(found, folder)
     setup = prepare(spec, compute, dataset, model, loss)
-    progress = (folder and folder.checkpoint(setup.federation)) or start(setup.federation)
-    progress, seconds = _play(setup, progress, folder, watch)
-    result = _summarize(spec, setup, progress, seconds)
+    progress = start(setup.federation)
     if folder:
-        folder.finish(setup.federation, progress, result.as_dict())
-    return result
+        folder.begin(spec, resume, inputs, setup.x_test.device)
+        progress = folder.checkpoint(setup.federation) or progress
+    with compute.threads_for(floats=progress.state.uploads.numel()):
+        return _play(spec, setup, progress, folder, watch)
 
 
 def fingerprint(spec: Spec, dataset: Dataset | None, model: nn.Module | None) -> str:
@@ -122,9 +123,9 @@ def undefended(spec: Spec) -> Spec:
     return replace(spec, aggregator="mean")
 
 
-def _play(setup: Setup, progress: Progress, folder: RunFolder | None, watch: Watch | None) -> tuple[Progress, float]:
+def _play(spec: Spec, setup: Setup, progress: Progress, folder: RunFolder | None, watch: Watch | None) -> Result:
     """Play to the end. An interruption saves where the run stands, after the last whole round."""
-    federation = setup.federation
+    federation, first = setup.federation, progress.rounds
     began, saved = time.perf_counter(), len(progress.curve)
     try:
         for now in train(federation, progress, setup.x_test, setup.y_test, setup.evaluate_every):
@@ -138,10 +139,14 @@ def _play(setup: Setup, progress: Progress, folder: RunFolder | None, watch: Wat
         if folder:
             folder.save(progress)
         raise
-    return progress, time.perf_counter() - began
+    result = _summarize(spec, setup, progress, first, time.perf_counter() - began)
+    if folder:
+        folder.finish(federation, progress, result.as_dict())
+    return result
 
 
-def _summarize(spec: Spec, setup: Setup, progress: Progress, seconds: float) -> Result:
+def _summarize(spec: Spec, setup: Setup, progress: Progress, first: int, seconds: float) -> Result:
+    """The result of a run of which this process played the rounds from `first` on, in so many seconds."""
     federation, promise = setup.federation, setup.privacy
     rejected, selected = shares(federation, progress.reasons)
     curve = list(progress.curve)
@@ -168,7 +173,7 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress, seconds: float) -> 
         worker_epsilons=list(promise.worker_epsilons),
         spec=spec.canonical(),
         seconds=seconds,
-        ms_per_round=1e3 * seconds / federation.rounds,
+        ms_per_round=1e3 * seconds / max(1, federation.rounds - first),
     )
 
 

@@ -32,7 +32,7 @@ STATED = "stated"
 
 @dataclass(frozen=True)
 class Privacy:
-    """The noise of a run and what it promises: epsilon is the largest of the honest workers' own."""
+    """The noise of a run and what it promises: epsilon is the largest of the honest workers' own, by position."""
 
     sigma: float
     sigma_base: float
@@ -73,23 +73,17 @@ def prepare(
 
     # The server's examples are in no worker's data and not in the test set.
     aux, pool = data.hold_out(dataset.y, dataset.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
-    parts = [pool[part] for part in _partition(spec, dataset.y[pool], honest)]
-    sizes = [len(part) for part in parts]
-    sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
+    parts, lying = _deal(spec, pool, dataset.y[pool], honest, byzantine)
+    sizes = [len(part) for part, lies in zip(parts, lying.tolist(), strict=True) if not lies]
     if min(sizes) < spec.batch:
         raise DataError(
             f"batch = {spec.batch}: the smallest of {honest} workers has only {min(sizes)} examples; "
             "lower batch or workers"
         )
-    typical = -(-len(pool) // honest)
     epochs = defaults.epochs if defaults else DEFAULT_EPOCHS
-    rounds = spec.rounds or -(-epochs * typical // spec.batch)
+    rounds = spec.rounds or math.ceil(epochs * math.ceil(len(pool) / honest) / spec.batch)
+    sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
     promise = _promise(spec, sizes, rounds, sampling)
-
-    # Byzantine workers hold as much as the others, drawn from the whole pool; positions are shuffled.
-    parts += _byzantine_parts(spec, pool, byzantine, len(pool) // honest)
-    places = torch.randperm(len(parts), generator=stream(spec.seed, "positions"))
-    parts = [parts[int(place)] for place in places]
 
     if module is None:
         name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
@@ -110,7 +104,7 @@ def prepare(
         y=y,
         holdings=nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device),
         sizes=torch.tensor([len(part) for part in parts], device=device),
-        byzantine=(places >= honest).to(device),
+        byzantine=lying.to(device),
         aux_x=x[aux.to(device)],
         aux_y=y[aux.to(device)],
         classes=dataset.classes,
@@ -126,16 +120,23 @@ def prepare(
     return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
 
 
+def _deal(spec: Spec, pool: Tensor, y: Tensor, honest: int, byzantine: int) -> tuple[list[Tensor], Tensor]:
+    """(each worker's examples, who lies), by position. Positions are shuffled: no rule may profit from an order.
+
+    Honest workers share the pool. Byzantine ones hold as much as an honest one, drawn from the whole pool.
+    """
+    parts = [pool[part] for part in _partition(spec, y, honest)]
+    rng = stream(spec.seed, "byzantine-data")
+    parts += [pool[torch.randperm(len(pool), generator=rng)[: len(pool) // honest]] for _ in range(byzantine)]
+    places = torch.randperm(len(parts), generator=stream(spec.seed, "positions"))
+    return [parts[place] for place in places.tolist()], places >= honest
+
+
 def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:
     rng = stream(spec.seed, "partition")
     if spec.dirichlet is not None:
         return data.dirichlet(y, honest, spec.dirichlet, rng, smallest=spec.batch)
     return data.non_iid(y, honest, rng) if spec.non_iid else data.iid(y, honest, rng)
-
-
-def _byzantine_parts(spec: Spec, pool: Tensor, byzantine: int, size: int) -> list[Tensor]:
-    rng = stream(spec.seed, "byzantine-data")
-    return [pool[torch.randperm(len(pool), generator=rng)[:size]] for _ in range(byzantine)]
 
 
 def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling) -> Privacy:
@@ -161,8 +162,8 @@ def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling) -> P
 
 
 def _ceil(value: float) -> int:
-    """Up to the next whole number, after taking away what floating point adds (0.07 * 100 is above 7)."""
-    return math.ceil(round(value, 9))
+    """Up to the next whole number, at least 1, without what floating point adds (0.07 * 100 is above 7)."""
+    return max(1, math.ceil(round(value, 9)))
 
 
 def _need(name: str) -> float:

@@ -15,7 +15,7 @@ from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
-from noisegate.catalog import build, typed
+from noisegate.catalog import build, settle, typed
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS
 from noisegate.sampling import SAMPLINGS
@@ -70,8 +70,11 @@ class Spec:
         hints = typing.get_type_hints(Spec)
         for name in self.__dataclass_fields__:
             object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
-        for name in PARTS:  # one form for each part, so that equal specs compare equal
-            object.__setattr__(self, name, _shortest(getattr(self, name)))
+        for name, table in PARTS.items():  # one form for each part, so that equal specs compare equal
+            object.__setattr__(self, name, _shortest(settle(name, getattr(self, name), table)))
+        checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
+        if self.attack_start == 0:
+            object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
         for name in ("epsilon", "delta", "sigma", "sigma_base", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
         for name in ("workers", "rounds", "evaluate_every"):
@@ -82,7 +85,6 @@ class Spec:
             raise checks.refuse("gamma", self.gamma, "must be above 0 and at most 1")
         checks.one_of(ACCOUNTANTS, accountant=self.accountant)
         checks.one_of(SAMPLINGS, sampling=self.sampling)
-        checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         checks.count(batch=self.batch, auxiliary=self.auxiliary)
         checks.positive(rate=self.rate)
         checks.fraction(byzantine=self.byzantine)
@@ -93,20 +95,26 @@ class Spec:
 
     def build_attack(self) -> Attack:
         """The attack as an object, asleep until `attack_start` if that is above 0."""
-        attack = _build_attack(self.attack)
+        attack: Attack = self._build("attack", Attack)
         if self.attack_start > 0:
             return Dormant(attack, self.attack_start, self.attack_asleep)  # type: ignore[arg-type]
         return attack
 
     def build_aggregator(self) -> Rule:
         """The aggregator as an object."""
-        rule: Rule = build("aggregator", self.aggregator, AGGREGATORS)
+        rule: Rule = self._build("aggregator", Rule)
         return rule
 
     def build_worker(self) -> Worker:
         """The worker as an object."""
-        worker: Worker = build("worker", self.worker, WORKERS)
+        worker: Worker = self._build("worker", Worker)
         return worker
+
+    def _build(self, what: str, role: Any) -> Any:
+        built = build(what, getattr(self, what), PARTS[what])
+        if not isinstance(built, role):
+            raise SpecError(f"{what} = {getattr(self, what)!r}: makes {built!r}, which cannot do what an {what} does")
+        return built
 
     def count_byzantine(self, honest: int) -> int:
         """M = floor(H p / (1 - p) + 1/2)."""
@@ -117,8 +125,6 @@ class Spec:
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in PARTS:
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])
-        if self.attack_start == 0:
-            settings["attack_asleep"] = "behave"  # it never sleeps
         return settings
 
     def name(self) -> str:
@@ -158,19 +164,9 @@ def read_spec(path: Path) -> Spec:
     return make_spec(read_settings(path), str(path))
 
 
-def _build_attack(request: Part) -> Attack:
-    """As `build`, but the setting `attack` of a wrapper such as `dormant` is a part itself."""
-    if isinstance(request, Mapping) and isinstance(request.get("attack"), str | Mapping):
-        request = {**request, "attack": _build_attack(request["attack"])}
-    attack: Attack = build("attack", request, ATTACKS)
-    return attack
-
-
-def _shortest(part: Part) -> Part:
+def _shortest(part: dict[str, Any]) -> Part:
     """A part without settings is its name."""
-    if isinstance(part, str):
-        return part
-    return part["name"] if list(part) == ["name"] and isinstance(part["name"], str) else dict(part)
+    return str(part["name"]) if len(part) == 1 else part
 
 
 def _optional(check: Any, name: str, value: Any) -> None:
@@ -181,4 +177,4 @@ def _optional(check: Any, name: str, value: Any) -> None:
 def _toml(value: Any) -> str:
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }"
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's texts are TOML's but for that

@@ -13,6 +13,7 @@ result.json       written last: it exists exactly when the run is done
 import io
 import json
 import os
+import pickle
 import platform
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -35,8 +36,8 @@ class RunFolder:
 
     path: Path
 
-    def begin(self, spec: Spec, resume: bool, device: torch.device, inputs: str = "") -> None:
-        """Make the folder, or take over one that holds the same spec; without `resume` start afresh.
+    def check(self, spec: Spec, resume: bool, inputs: str) -> None:
+        """Refuse a folder that holds something else. Nothing is written yet.
 
         inputs: a fingerprint of data and model that the spec does not name; what is resumed must have the same.
         """
@@ -44,16 +45,19 @@ class RunFolder:
             self._same_spec(spec)
             if resume and self._inputs() != inputs:
                 raise StoreError(f"{self.path}: was made from other data or another model; choose another --out")
+        elif self.path.is_dir() and any(self.path.iterdir()):
+            raise StoreError(f"{self.path}: is not empty and holds no run; choose another --out")
+
+    def begin(self, spec: Spec, resume: bool, inputs: str, device: torch.device) -> None:
+        """Make the folder, or take it over; without `resume` start afresh."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
             if not resume:
                 for name in ("result.json", "checkpoint.pt", "rounds.jsonl", "verdicts.npz", "model.pt"):
                     (self.path / name).unlink(missing_ok=True)
-        elif self.path.is_dir() and any(self.path.iterdir()):
-            raise StoreError(f"{self.path}: is not empty and holds no run; choose another --out")
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
             self._write("spec.toml", spec.to_toml().encode())
-            self._write_json("environment.json", environment(device))
             self._write("inputs.txt", inputs.encode())
+            self._write_json("environment.json", environment(device))
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written ({error.strerror}); choose another --out") from None
 
@@ -90,11 +94,11 @@ class RunFolder:
         device = federation.byzantine.device
         try:
             saved = torch.load(path, map_location=device, weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError) as error:
-            raise StoreError(f"{path}: is damaged ({error}); run without --resume to start afresh") from None
-        state = State(saved["params"], saved["uploads"], saved["memory"])
-        curve = tuple(json.loads(saved["curve"]))
-        return Progress(saved["rounds"], state, curve, saved["reasons"], saved["scores"])
+            state = State(saved["params"], saved["uploads"], saved["memory"])
+            curve = tuple(json.loads(saved["curve"]))
+            return Progress(saved["rounds"], state, curve, saved["reasons"], saved["scores"])
+        except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, pickle.UnpicklingError):
+            raise StoreError(f"{path}: is damaged; run without --resume to start afresh") from None
 
     def save(self, progress: Progress) -> None:
         """Write the checkpoint and the lines so far."""

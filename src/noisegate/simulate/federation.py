@@ -9,7 +9,7 @@ from torch import Tensor
 from noisegate.sampling import Batch, Sampling
 from noisegate.vectors import FlatModel
 from noisegate.views import Attack, Memory, Rule, Worker
-from noisegate.workers import Sums
+from noisegate.workers import Sums, rounded_sensitivity
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Federation:
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise in each coordinate of an upload, s = sigma sensitivity / batch."""
-        return self.sigma * self.worker.sensitivity / self.batch
+        return self.sigma * rounded_sensitivity(self.worker, self.batch) / self.batch
 
     def examples(self, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """(x, y, owner) of the drawn examples of the workers `rows`; `owner` numbers them 0.. in that order."""

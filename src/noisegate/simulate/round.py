@@ -1,5 +1,7 @@
 """One round of the protocol, top to bottom."""
 
+from functools import partial
+
 import torch
 
 from noisegate.simulate.federation import Federation, State
@@ -28,13 +30,20 @@ def play(federation: Federation, state: State, t: int) -> tuple[State, Verdict]:
     # 3. Every active worker runs the private protocol: bounded contributions, noise, a public divisor (Algorithm 1).
     last_uploads = state.uploads if len(active) == n else state.uploads[active]
     sums = run.sums(run.worker, params, x, y, owner, last_uploads)
-    private = add_noise(sums, run.sigma * run.worker.sensitivity, run.batch, rng("noise"))
+    private = add_noise(sums, run.noise_std * run.batch, run.batch, rng("noise"))
     uploads = private if len(active) == n else private.new_zeros(n, d).index_copy_(0, active, private)
 
     # 4. Attacks on uploads replace the adversary's own rows, whatever it sends.
     if len(run.byzantine_rows):
         own = uploads[run.byzantine_rows]
-        view = AdversaryView(uploads, run.honest_rows, own, params, run.noise_std, progress, rng("attack"))
+        view = AdversaryView(
+            see_honest=partial(uploads.index_select, 0, run.honest_rows),
+            own=own,
+            params=params.clone(),
+            noise_std=run.noise_std,
+            progress=progress,
+            rng=rng("attack"),
+        )
         forged = as_rows(run.attack.forge(view), len(own), d, like=params)
         uploads = uploads.index_copy(0, run.byzantine_rows, forged)
 

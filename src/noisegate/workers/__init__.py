@@ -6,7 +6,7 @@ from typing import Any
 from noisegate.workers.clipped import Clipped
 from noisegate.workers.direct import contributions, direct_sums, per_example_gradients
 from noisegate.workers.normalized import Normalized
-from noisegate.workers.sums import Sums, add_noise, choose_sums
+from noisegate.workers.sums import Sums, add_noise, choose_sums, rounded_sensitivity
 
 WORKERS: dict[str, Callable[..., Any]] = {"normalized": Normalized, "clipped": Clipped}
 
@@ -20,4 +20,5 @@ __all__ = [
     "contributions",
     "direct_sums",
     "per_example_gradients",
+    "rounded_sensitivity",
 ]

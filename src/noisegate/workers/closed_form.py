@@ -23,7 +23,7 @@ CANCELLATION = 0.01
 that scale moves the length by less than 2^-14."""
 
 RANGE = 1e-30, 1e30
-"""Squared lengths outside are not trusted either: their parts may have left the range of float32."""
+"""Squared lengths outside are not trusted either: weights and their products may leave the range of float32."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,16 @@ class ClosedForm:
         def record(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             nonlocal calls
             calls += 1
-            inputs[module], outputs[module] = args[0].detach(), output
+            if args:  # called by keyword otherwise: left out, so counted but not found
+                inputs[module], outputs[module] = args[0].detach(), output
             return output if output.requires_grad else output.requires_grad_()
 
         handles = [layer.module.register_forward_hook(record) for layer in self.layers]
         try:
             with torch.enable_grad():
                 total = self.model.losses(params.detach(), x, y).sum()
+        except RuntimeError:  # an activation in place of a layer's output, say; the direct way has no such trouble
+            return None
         finally:
             for handle in handles:
                 handle.remove()
@@ -78,7 +81,9 @@ class ClosedForm:
         gradients = torch.autograd.grad(total, wanted, allow_unused=True)
         if any(gradient is None for gradient in gradients):
             return None
-        return [(inputs[layer.module], gradient) for layer, gradient in zip(self.layers, gradients, strict=True)]
+        traced = [(inputs[layer.module], gradient) for layer, gradient in zip(self.layers, gradients, strict=True)]
+        first = len(x)  # examples must come first everywhere, each on its own
+        return traced if all(len(a) == len(delta) == first for a, delta in traced) else None
 
     def sums(
         self,
@@ -100,20 +105,20 @@ class ClosedForm:
         fresh, old = 1 - worker.momentum, worker.momentum
 
         # Lengths of g and m, and their inner product.
-        square = params.new_zeros(len(y))
-        inner = params.new_zeros(len(y))
+        square = params.new_zeros(len(y), dtype=torch.float64)
+        inner = params.new_zeros(len(y), dtype=torch.float64)
         for layer, (a, delta) in zip(self.layers, traced, strict=True):
             lengths = layers.plain_lengths if a.ndim == 2 else layers.spread_lengths
             more_square, more_inner = lengths(layer, a, delta, last_uploads, groups)
             square += more_square
             inner += more_inner
-        last = torch.linalg.vector_norm(last_uploads, dim=1)[owner]
+        last = torch.linalg.vector_norm(last_uploads, dim=1, dtype=torch.float64)[owner]
         mixed = fresh**2 * square + 2 * fresh * old * inner + old**2 * last**2
 
         # Which of them can be trusted, and their weights.
         scale = (fresh * square.sqrt() + old * last) ** 2
         trusted = (mixed >= CANCELLATION * scale) & (mixed > RANGE[0]) & (scale < RANGE[1])
-        weights = torch.where(trusted, worker.weights(torch.where(trusted, mixed, 1.0).sqrt()), 0.0)
+        weights = torch.where(trusted, worker.weights(torch.where(trusted, mixed, 1.0).sqrt()), 0.0).to(params.dtype)
         doubtful = (~trusted).nonzero().flatten()
         if len(doubtful):  # a weight of zero does not silence a NaN: take the rows out
             traced = [(_without(a, trusted), _without(delta, trusted)) for a, delta in traced]

@@ -46,6 +46,8 @@ def direct_sums(
     At most `chunk` gradients exist at once.
     """
     sums = torch.zeros_like(last_uploads)
+    if not len(y):
+        return sums
     for part in torch.arange(len(y), device=owner.device).split(chunk):
         gradients = per_example_gradients(model, params, x[part], y[part])
         add_rows(sums, owner[part], contributions(worker, gradients, last_uploads[owner[part]]))

@@ -50,15 +50,18 @@ class Groups:
 
 
 def plain_lengths(layer: Layer, a: Tensor, delta: Tensor, vectors: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """T = 1: (squared length, inner product with the worker's vector) of every example, no gradient made."""
-    square = a.square().sum(1)
+    """T = 1: (squared length, inner product with the worker's vector) of every example, no gradient made.
+
+    Squares are float64: one factor of a length may be too small for float32 where their product is not.
+    """
+    square = _square(a)
     if layer.bias is not None:
         square = square + 1
     # delta' M a, one matrix product per worker.
     through = torch.bmm(groups.pad(a), layer.matrix(vectors).transpose(1, 2))[groups.owner, groups.slot]
     if layer.bias is not None:
         through = through + vectors[:, layer.bias][groups.owner]
-    return square * delta.square().sum(1), (through * delta).sum(1)
+    return square * _square(delta), (through * delta).sum(1).double()
 
 
 def plain_sum(layer: Layer, a: Tensor, delta: Tensor, weights: Tensor, groups: Groups, sums: Tensor) -> None:
@@ -75,13 +78,13 @@ def spread_lengths(layer: Layer, a: Tensor, delta: Tensor, vectors: Tensor, grou
     for part, gradients in _blocks(layer, a, delta):
         weight, bias = gradients
         rows = groups.owner[part]
-        square = weight.square().sum(1)
+        square = _square(weight)
         inner = (weight * vectors[:, layer.weight][rows]).sum(1)
         if layer.bias is not None:
-            square = square + bias.square().sum(1)
+            square = square + _square(bias)
             inner = inner + (bias * vectors[:, layer.bias][rows]).sum(1)
         squares.append(square)
-        inners.append(inner)
+        inners.append(inner.double())
     return torch.cat(squares), torch.cat(inners)
 
 
@@ -99,6 +102,12 @@ def spread_sum(layer: Layer, a: Tensor, delta: Tensor, weights: Tensor, groups: 
     sums[:, layer.weight] = total
     if layer.bias is not None:
         sums[:, layer.bias] = total_bias
+
+
+def _square(vectors: Tensor) -> Tensor:
+    """Squared length of every row, in float64."""
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
+    return lengths.square()
 
 
 def _blocks(layer: Layer, a: Tensor, delta: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
