@@ -16,8 +16,8 @@ class Normalized:
 
     The mix is phi = (1 - momentum) g + momentum m. Since m was sent already, reusing it costs no privacy.
 
-    Guarantee: before noise, adding or removing one example moves the sum by at most 1 in L2, whatever the data, the
-    model and m are.
+    Guarantee: before noise, adding or removing one example moves the sum by at most 1 in L2, whatever the examples'
+    gradients and m are (sums of more than some 64 examples: `rounded_sensitivity`).
 
     ===============================  ==================================
     an example whose ...             contributes
