@@ -1,6 +1,7 @@
 """`noisegate data`: where the data sets are, whether they are whole, and how to get them."""
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -42,11 +43,18 @@ def verify_data(name: Name = None, as_json: AsJson = False) -> None:
 
 
 @app.command("fetch")
-def fetch_data(name: Name = None) -> None:
+def fetch_data(name: Name = None, as_json: AsJson = False) -> None:
     """Download from the data sets' public homes and check the sums."""
-    for each in _names(name):
-        for path in fetch(each):
-            print(path)
+    names = _names(name)
+    if name is None:  # a name asked for is an error if it cannot be fetched; of all, the rest is still wanted
+        names = [each for each in names if not SOURCES[each].by_hand]
+        left_out = ", ".join(each for each in SOURCES if each not in names)
+        print(f"to be made by hand: {left_out}; see `noisegate data fetch {left_out}`", file=sys.stderr)
+    found = {each: [str(path) for path in fetch(each)] for each in names}
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        print("\n".join(path for paths in found.values() for path in paths))
 
 
 def _names(name: str | None) -> list[str]:
