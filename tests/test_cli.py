@@ -88,7 +88,7 @@ BAD = [
     ("run --set to=random", "must be PART.KEY=VALUE"),
     ("run --set server.width=2", "with PART one of attack, aggregator, worker"),
     ("run --set attack.too=random", "did you mean 'to'?"),
-    ("run --set attack.to=left", "choose from reverse, random"),
+    ("run --set attack.to=left", "choose from 'reverse', 'random'"),
     ("run --set aggregator.width=wide", "aggregator.width = 'wide': must be a number"),
     ("run --set aggregator.=3", "aggregator."),
     ("privacy --samples 3000 --rounds 10", "give either --epsilon"),

@@ -410,3 +410,16 @@ def test_the_callers_module_and_arguments_are_left_alone():
     assert all(torch.equal(one, other) for one, other in zip(module.parameters(), before, strict=True))
     assert all(parameter.requires_grad for parameter in module.parameters())
     assert not any(layer._forward_hooks for layer in model.module.modules())
+
+
+@pytest.mark.parametrize("probe", ["equal examples", "gradients of zero"])
+def test_a_probe_that_shows_nothing_does_not_let_mixing_through(probe):
+    model = FlatModel(Mixing())
+    params = model.initial()
+    x, y = torch.randn(4, 6, generator=stream(2, "probe-test")), torch.zeros(4, dtype=torch.long)
+    if probe == "equal examples":
+        x = x[:1].repeat(4, 1)
+    else:
+        params[-3:] = torch.tensor([200.0, 0.0, 0.0])  # so sure of the label that nothing is left to learn
+    with pytest.raises(SpecError, match="examples may not mix"):
+        choose_sums(model, params, x, y, way="closed-form")

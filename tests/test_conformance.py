@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from noisegate import TwoStage, run
+from noisegate import Compute, TwoStage, run
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
+from noisegate.attacks.honest import Forger
 from noisegate.catalog import build
+from noisegate.lab.setup import prepare
+from noisegate.simulate import first_state, play
 from noisegate.streams import stream
 from noisegate.views import AdversaryView, DataView, Reason, ServerView, Verdict, as_rows, receive
 
@@ -112,6 +115,7 @@ GARBAGE = {
     "nan": float("nan"),
     "inf": float("inf"),
     "-inf": -float("inf"),
+    "1e17": 1e17,  # well formed: its length is finite
     "1e18": 1e18,
     "1e30": 1e30,
     "1e38": 1e38,
@@ -480,3 +484,32 @@ def test_a_strangers_rule_can_be_used(quick):
     result = run(quick(aggregator={"name": f"{__name__}:Favorite", "worker": 2}))
     assert result.aggregator == f"{__name__}:Favorite"
     assert sum(sum(line["selected"].values()) for line in result.curve) == result.rounds
+
+
+class Silent(Forger):
+    """Sends zeros."""
+
+    def forge(self, view: AdversaryView) -> torch.Tensor:
+        return torch.zeros_like(view.own)
+
+
+class Vandal(Silent):
+    """Sends zeros, and overwrites whatever it is shown."""
+
+    def forge(self, view: AdversaryView) -> torch.Tensor:
+        for tensor in (view.params, view.honest, view.own):
+            tensor.fill_(torch.nan)
+        return torch.zeros_like(view.own)
+
+
+def test_an_attack_cannot_change_what_it_is_shown(quick):
+    prepared = prepare(quick(aggregator="mean"), Compute(device="cpu")).federation
+    states = []
+    for attack in (Silent(), Vandal()):
+        federation = replace(prepared, attack=attack)
+        state = first_state(federation)
+        for t in range(2):
+            state, _ = play(federation, state, t)
+        states.append(state)
+    assert torch.equal(states[0].params, states[1].params)
+    assert torch.equal(states[0].uploads, states[1].uploads)

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from noisegate import Compute, Dataset, Spec
+from noisegate.lab import reference, undefended
 from noisegate.lab.setup import prepare
 from noisegate.sampling import Poisson
 from noisegate.simulate import Federation, first_state, play
@@ -181,8 +182,34 @@ def test_a_prepared_run_adds_the_noise_that_its_spec_states():
     setup = prepare(spec, Compute(device="cpu"), Dataset("mine", x, y, x[:20], y[:20], classes=2))
     run = setup.federation
     state, _ = play(run, first_state(run), 0)
-    x, y, owner = run.examples(run.everyone, run.sampling.draw(run.sizes, stream(run.seed, "batch", 0)))
+    x, y, owner = run.examples(run.everyone, run.sampling.draw(run.sizes, run.stream("batch", 0)))
     exact = direct_sums(run.worker, run.model, run.model.initial(), x, y, owner, torch.zeros_like(state.uploads))
     assert_noise(noise_of(state.uploads, exact, 6), 4.0 * 0.5 / 6)
     assert run.rate == pytest.approx(0.3 * 2.0 / 4.0)
     assert setup.privacy.sigma == 4.0
+
+
+def noises_of(spec: Spec, rounds: int = 2) -> torch.Tensor:
+    """(rounds, n, d): uploads less the sums that they came from."""
+    run = prepare(spec, Compute(device="cpu")).federation
+    state, found = first_state(run), []
+    for t in range(rounds):
+        x, y, owner = run.examples(run.everyone, run.sampling.draw(run.sizes, run.stream("batch", t)))
+        exact = direct_sums(run.worker, run.model, state.params, x, y, owner, state.uploads)
+        state, _ = play(run, state, t)
+        found.append(noise_of(state.uploads, exact, run.batch))
+    return torch.stack(found)
+
+
+def test_a_run_and_those_it_is_compared_with_share_data_but_neither_noise_nor_batches():
+    """The difference of two uploads with one noise would be the difference of two sums, bare."""
+    spec = Spec(sigma=8.0, sigma_base=8.0, epsilon=2.0, rounds=20, attack="none")
+    runs = [spec, undefended(spec), reference(spec)]
+    ready = [prepare(each, Compute(device="cpu")).federation for each in runs]
+    assert torch.equal(ready[0].holdings, ready[1].holdings)
+    assert torch.equal(ready[0].model.initial(), ready[2].model.initial())
+    draws = [run.sampling.draw(run.sizes, run.stream("batch", 0)).index[:10, :8] for run in ready]
+    assert not torch.equal(draws[0], draws[1])
+    noises = torch.cat([noises_of(each).flatten(0, 1) for each in runs])
+    away = torch.corrcoef(noises) - torch.eye(len(noises))
+    assert away.abs().max() < 6 / noises.shape[1] ** 0.5

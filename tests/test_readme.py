@@ -127,3 +127,8 @@ def test_local_links_resolve(page):
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+\s+(.*?)\s*$", FENCE.sub("", read(page)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_no_page_has_a_table_missing():
+    for page in [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md")]:
+        assert "TABLE:" not in page.read_text(encoding="utf-8"), page.name

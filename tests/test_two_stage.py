@@ -207,3 +207,23 @@ def test_the_rule_leaves_its_view_and_memory_alone():
 def test_nonsense_is_refused(bad):
     with pytest.raises(SpecError, match=next(iter(bad))):
         TwoStage(**bad)
+
+
+def test_equal_scores_are_not_below_their_own_mean():
+    """In float32 the mean of k equal numbers can come out above them; all scores would be thrown away."""
+    n, d = 7, 4
+    for seed in range(200):
+        size = float(torch.rand(1, generator=stream(seed, "equal")))
+        uploads = torch.zeros(n, d)
+        uploads[:, 0] = size  # times one: every score is exactly this
+        view = ServerView(
+            uploads=uploads,
+            norms=uploads.norm(dim=1),
+            present=torch.ones(n, dtype=torch.bool),
+            noise_std=1.0,
+            believed_honest=n,
+            auxiliary=lambda: torch.eye(1, d),
+            ties=torch.arange(n),
+            progress=0.0,
+        )
+        assert torch.equal(TwoStage(stages=2)(view, {}).score, uploads[:, 0])

@@ -318,3 +318,17 @@ def test_rounding_of_a_large_sum_stays_within_the_margin_or_is_paid_for(way, exa
             without = sums(Normalized(momentum), params, x[1:], y[1:], one_owner(y[1:]), last)
             moved = torch.linalg.vector_norm(everyone.double() - without.double())
             assert moved <= (1 if examples <= 64 else rounded_sensitivity(Normalized(momentum), examples))
+
+
+@pytest.mark.parametrize("against", [0.81, 0.7, -1.0], ids=["cancelling", "cancelling less", "along"])
+@pytest.mark.parametrize("inputs", [784, 3_072, 20_000])
+def test_a_wide_layer_keeps_the_bound(inputs, against):
+    """Equal inputs make a long sum of products round one way; lengths must not come out too short for it."""
+    model = FlatModel(nn.Linear(inputs, 2))
+    params = 0.01 * torch.randn(model.d, generator=stream(1, "wide"))
+    x, y = torch.full((1, inputs), 0.37), torch.zeros(1, dtype=torch.long)
+    g = per_example_gradients(model, params, x, y)
+    for momentum in (0.1, 0.5):
+        last = -against * (1 - momentum) / momentum * g
+        found = ClosedForm.of(model).sums(Normalized(momentum), params, x, y, one_owner(y), last)
+        assert SHORTEST <= torch.linalg.vector_norm(found.double()) <= 1

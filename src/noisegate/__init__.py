@@ -16,10 +16,9 @@ from noisegate.privacy import Guarantee, calibrate, epsilon, guarantee
 from noisegate.sampling import FixedSize, Poisson
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
+from noisegate.version import __version__ as __version__
 from noisegate.views import Reason, ServerView, Verdict
 from noisegate.workers import Clipped, Normalized
-
-__version__ = "0.1.0"
 
 __all__ = [
     "ALittle",

@@ -59,7 +59,9 @@ def settle(what: str, request: str | Mapping[str, Any], table: Table) -> dict[st
                 f"{what}.{key} = {value!r}: {name!r} has no such setting{checks.guess(key, types_of)}; "
                 f"choose from {choices}"
             )
-        if _is_role(types_of[key]) and isinstance(value, str | Mapping):
+        if _is_role(types_of[key]):
+            if not isinstance(value, str | Mapping):
+                raise SpecError(f"{what}.{key} = {value!r}: must be a name, or a table with name and settings")
             settled[key] = settle(f"{what}.{key}", value, table)
         elif typed(f"{what}.{key}", value, types_of[key]) is not None:
             settled[key] = typed(f"{what}.{key}", value, types_of[key])
@@ -91,12 +93,17 @@ def typed(key: str, value: Any, kind: Any) -> Any:
                 continue
     elif typing.get_origin(kind) is typing.Literal:
         choices = typing.get_args(kind)
-        checks.one_of(choices, **{key: value})
         if type(value) in [type(choice) for choice in choices if choice == value]:  # True and 1.0 equal 1
             return value
-        raise SpecError(f"{key} = {value!r}: must be one of {', '.join(map(repr, choices))}")
+        words = [choice for choice in choices if isinstance(choice, str)]
+        raise SpecError(
+            f"{key} = {value!r}: unknown{checks.guess(value, words)}; choose from {', '.join(map(repr, choices))}"
+        )
     elif kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise SpecError(f"{key}: a number of {len(str(value))} digits is too large") from None
     else:
         base = typing.get_origin(kind) or kind
         if isinstance(base, type) and isinstance(value, base) and not (base is int and isinstance(value, bool)):
@@ -107,7 +114,7 @@ def typed(key: str, value: Any, kind: Any) -> Any:
 def _describe(kind: Any) -> str:
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join(_describe(option) for option in typing.get_args(kind) if option is not types.NoneType)
-    words = {float: "a number", int: "a whole number", str: "a text", bool: "true or false"}
+    words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     base = typing.get_origin(kind) or kind
     if base is not kind and issubclass(base, Mapping):
         return "a table"
@@ -117,6 +124,8 @@ def _describe(kind: Any) -> str:
 def _find(what: str, name: str, table: Table) -> Callable[..., Any]:
     if ":" in name:
         return _stranger(what, name)
+    if "." in name and name not in table:
+        raise SpecError(f"{what} = {name!r}: unknown; to load your own, write package.module:Name, with a colon")
     checks.one_of(table, **{what: name})
     return table[name]
 
@@ -126,7 +135,9 @@ def _stranger(what: str, path: str) -> Callable[..., Any]:
     try:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise SpecError(f"{what} = {path!r}: cannot be loaded ({error}); write package.module:Name") from None
+        raise SpecError(
+            f"{what} = {path!r}: cannot be loaded ({error}); write package.module:Name, with its folder on PYTHONPATH"
+        ) from None
     if not callable(found):
         raise SpecError(f"{what} = {path!r}: is not a class")
     return typing.cast(Callable[..., Any], found)

@@ -29,13 +29,6 @@ def positive(**settings: Any) -> None:
             raise refuse(name, value, "must be a finite number above 0")
 
 
-def not_negative(**settings: Any) -> None:
-    """Each setting must be a finite number, 0 or more."""
-    for name, value in settings.items():
-        if not (_number(value) and value >= 0):
-            raise refuse(name, value, "must be a finite number, 0 or more")
-
-
 def count(**settings: Any) -> None:
     """Each setting must be a whole number, 1 or more."""
     for name, value in settings.items():

@@ -36,17 +36,26 @@ class Compute:
             raise SpecError("device = 'cuda': torch sees no CUDA device here; use --device cpu or auto")
 
     def resolve(self) -> torch.device:
-        """The device to use, set up so that it changes nothing but speed."""
+        """The device to use."""
         name = self.device
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
-        if name == "cuda":
-            # The same spec gives the same bytes, and a device changes a round by rounding only: no convolution that
-            # adds in a random order, none with the 10-bit mantissas of TF32.
-            torch.backends.cudnn.deterministic = True
-            torch.backends.cudnn.benchmark = False
-            torch.backends.cudnn.allow_tf32 = False
         return torch.device(name)
+
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Full float32 and a fixed order of addition, so that a device changes a round by rounding only.
+
+        No convolution that adds in a random order, nothing with the 10-bit mantissas of TF32. The process has its own
+        settings again afterwards.
+        """
+        cudnn, precision = torch.backends.cudnn, torch.get_float32_matmul_precision()
+        with cudnn.flags(enabled=cudnn.enabled, benchmark=False, deterministic=True, allow_tf32=False):
+            torch.set_float32_matmul_precision("highest")
+            try:
+                yield
+            finally:
+                torch.set_float32_matmul_precision(precision)
 
     @contextmanager
     def threads_for(self, floats: int) -> Iterator[None]:

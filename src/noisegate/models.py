@@ -173,8 +173,8 @@ def check_module(module: nn.Module) -> None:
     for name, parameter in named:
         if nn.parameter.is_lazy(parameter):
             raise SpecError(f"model parameter {name!r} has no shape yet; pass one batch through it first")
-        if not parameter.is_floating_point():
-            raise SpecError(f"model parameter {name!r} is {parameter.dtype}; it must be real floating-point")
+        if parameter.dtype != torch.float32:
+            raise SpecError(f"model parameter {name!r} is {parameter.dtype}; it must be float32, as the data are")
         if not parameter.requires_grad:
             raise SpecError(
                 f"model parameter {name!r} is frozen (requires_grad=False), but every parameter is trained; "

@@ -26,7 +26,10 @@ class FlatModel:
     """
 
     def __init__(self, module: nn.Module, loss: Loss = cross_entropy, device: torch.device | str = "cpu") -> None:
-        self.module = copy.deepcopy(module).to(device).eval().requires_grad_(False)
+        try:
+            self.module = copy.deepcopy(module).to(device).eval().requires_grad_(False)
+        except RuntimeError as error:
+            raise SpecError(f"model: cannot be copied ({str(error).splitlines()[0]})") from None
         self.loss = loss
         self.names = [name for name, _ in self.module.named_parameters()]
         self.shapes = [tuple(value.shape) for _, value in self.module.named_parameters()]

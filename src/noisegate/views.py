@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from noisegate.errors import SpecError
+
 Memory = Mapping[str, Tensor]
 
 
@@ -151,6 +153,13 @@ class Worker(Protocol):
         """The factor of a mixed gradient of each (positive, finite) length."""
 
 
+def checked_examples(x: Tensor, y: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Poisoned examples that can be trained on: as many as there were, with labels that exist. SpecError otherwise."""
+    if len(x) != count or y.shape != (count,) or bool(((y < 0) | (y >= classes)).any()):
+        raise SpecError(f"attack: its poison must give {count} examples with labels 0 to {classes - 1} back")
+    return x, y
+
+
 def receive(uploads: Any, workers: int, d: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Anything at all -> (uploads, norms, present): finite rows, their lengths, and which of them were well formed.
 
@@ -178,8 +187,14 @@ def as_rows(uploads: Any, workers: int, d: int, like: Tensor) -> Tensor:
     return rows
 
 
+READABLE = (
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+)
+
+
 def _readable(upload: Any) -> bool:
     """Whether it is a tensor that holds plain real numbers: dense, on a real device."""
     if not isinstance(upload, Tensor) or upload.is_nested or upload.is_meta or upload.is_quantized:
         return False
-    return upload.layout is torch.strided and not upload.is_complex()
+    return upload.layout is torch.strided and upload.dtype in READABLE

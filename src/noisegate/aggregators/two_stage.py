@@ -68,8 +68,10 @@ class TwoStage:
         """(n,) whom the accumulated scores select, (n,) those scores, and the new memory."""
         top = view.believed_honest
         gradient = self._server_gradient(view.auxiliary(), memory)
-        score = torch.where(passed, view.uploads @ gradient, 0.0)
-        threshold = score.topk(top).values.mean()
+        # A product that overflows says nothing, and must not stay in the memory.
+        score = torch.where(passed, view.uploads @ gradient, 0.0).nan_to_num(0.0, 0.0, 0.0)
+        # In float64: in float32 the mean of equal scores can come out above them all.
+        threshold = score.double().topk(top).values.mean()
         score = torch.where(score < threshold, 0.0, score)
         total = score + memory.get("total", torch.zeros_like(score))
         # Equal totals, as in the first rounds, are ranked by a random order and never by position.
@@ -82,6 +84,8 @@ class TwoStage:
         gradients = torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)
         if self.server_gradient == "normalized":
             gradients = torch.nn.functional.normalize(gradients, dim=1)
-        now = gradients.mean(0)
+        now = gradients.mean(0).nan_to_num(0.0, 0.0, 0.0)
+        if not self.server_momentum:
+            return now
         before = memory.get("gradient", now)
         return self.server_momentum * before + (1 - self.server_momentum) * now

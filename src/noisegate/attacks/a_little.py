@@ -31,7 +31,7 @@ def largest_deviation(honest: int, byzantine: int) -> float:
 class ALittle(Forger):
     """Send mean - z std of the honest uploads, coordinate by coordinate.
 
-    deviation: z; None takes the attack's own formula.
+    deviation: z; None takes the attack's own formula, which is not positive, and then harmless, for a few liars only.
     """
 
     deviation: float | None = None

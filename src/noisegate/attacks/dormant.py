@@ -8,6 +8,7 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.attacks.honest import Honest
+from noisegate.attacks.label_flip import LabelFlip
 from noisegate.views import AdversaryView, Attack, DataView
 
 ASLEEP = ("behave", "copy")
@@ -21,7 +22,7 @@ class Dormant(Honest):
         the upload of a random honest worker, as the paper's adaptive attacker does.
     """
 
-    attack: Attack = field(default_factory=Honest)
+    attack: Attack = field(default_factory=LabelFlip)
     until: float = 0.5
     asleep: Literal["behave", "copy"] = "behave"
 

@@ -4,6 +4,7 @@ Exit status: 0 fine, 1 a result outside its bounds, 2 bad input, 130 interrupted
 """
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -12,18 +13,33 @@ from noisegate.cli.listing import show_list
 from noisegate.cli.privacy import show_privacy
 from noisegate.cli.run import run_command
 from noisegate.errors import NoisegateError
+from noisegate.version import __version__
 
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Federated learning that is differentially private for every worker and survives a majority of liars.",
 )
 app.command("run")(run_command)
 app.command("list")(show_list)
 app.command("privacy")(show_privacy)
 app.add_typer(data_app, name="data")
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Federated learning that is differentially private for every worker and survives a majority of liars."""
 
 
 def main() -> None:

@@ -70,7 +70,7 @@ def _settings(kind: Callable[..., Any]) -> dict[str, Any]:
     if not dataclasses.is_dataclass(kind):
         return {}
     return {
-        field.name: "none" if field.default is dataclasses.MISSING else field.default
+        field.name: "label-flip" if field.default is dataclasses.MISSING else field.default
         for field in dataclasses.fields(kind)
     }
 

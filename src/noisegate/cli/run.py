@@ -14,7 +14,7 @@ from noisegate.cli.table import show_result
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
 from noisegate.lab import Result, Spec, make_spec, read_settings, reference, run, undefended
-from noisegate.lab.spec import BEST, PARTS
+from noisegate.lab.spec import PARTS
 from noisegate.simulate import Progress as RunProgress
 
 SILENCE = 15.0
@@ -100,17 +100,18 @@ def run_command(
     out = out or Path("runs") / spec.name()
     console = Console(stderr=True, quiet=as_json)
     try:
-        result = _watched(spec, compute, out, resume, console, "run")
-        if baselines if baselines is not None else not as_json:
+        compare = baselines if baselines is not None else not as_json
+        result = _watched(spec, compute, out, resume, console, "run 1 of 3" if compare else "run")
+        if compare:
             clean = _watched(reference(spec), compute, out / "reference", resume, console, "reference")
             open_door = _watched(undefended(spec), compute, out / "undefended", resume, console, "undefended")
             proportion = {"reference_accuracy": clean.accuracy, "undefended_accuracy": open_door.accuracy}
         else:
             proportion = {}
     except KeyboardInterrupt:
-        Console(stderr=True).print(
-            f"interrupted: state saved in {out}; go on with the same command and --resume", soft_wrap=True
-        )
+        begun = (out / "checkpoint.pt").exists() or (out / "result.json").exists()
+        saved = f"state saved in {out}; go on with the same command and --resume" if begun else "nothing was begun yet"
+        Console(stderr=True).print(f"interrupted: {saved}", soft_wrap=True)
         raise typer.Exit(130) from None
     if as_json:
         print(json.dumps({**result.as_dict(), **proportion, "out": str(out)}, indent=2))
@@ -129,8 +130,7 @@ def _gather(spec_file: Path | None, flags: dict[str, Any], settings: list[str]) 
             raise SpecError(
                 f"--set {entry}: must be PART.KEY=VALUE with PART one of {', '.join(PARTS)}; other settings have flags"
             )
-        default = {"attack": "label-flip", "aggregator": BEST, "worker": "normalized"}[part]
-        now = gathered.get(part, default)
+        now = gathered.get(part, Spec().canonical()[part])
         if not isinstance(now, str | dict):
             raise SpecError(f"{part} = {now!r}: must be a name, or a table with name and settings")
         gathered[part] = {**({"name": now} if isinstance(now, str) else now), key: _value(value)}
@@ -148,27 +148,27 @@ def _value(text: str) -> Any:
 def _watched(spec: Spec, compute: Compute, out: Path, resume: bool, console: Console, title: str) -> Result:
     """Run with a progress bar on a terminal, and otherwise with a line now and then."""
     bar = Progress(
-        TextColumn(f"{title:10}"),
+        TextColumn(f"{title:12}"),
         BarColumn(),
-        TextColumn("round {task.completed:.0f} of {task.total:.0f}"),
-        TextColumn("{task.fields[accuracy]}"),
+        TextColumn("{task.fields[status]}"),
         TimeRemainingColumn(),
         console=console,
         transient=True,
     )
-    task = bar.add_task(title, total=1, accuracy="")
+    task = bar.add_task(title, total=None, status="reading data, calibrating noise")
     spoke = time.monotonic()
 
     def watch(progress: RunProgress, rounds: int) -> None:
         nonlocal spoke
-        accuracy = f"accuracy {progress.curve[-1]['accuracy']:.3f}" if progress.curve else ""
-        if console.is_terminal:
-            bar.start()
-            bar.update(task, total=rounds, completed=progress.rounds, accuracy=accuracy)
-        elif time.monotonic() - spoke > SILENCE:
+        accuracy = f", accuracy {progress.curve[-1]['accuracy']:.3f}" if progress.curve else ""
+        status = f"round {progress.rounds} of {rounds}{accuracy}"
+        bar.update(task, total=rounds, completed=progress.rounds, status=status)
+        if not console.is_terminal and time.monotonic() - spoke > SILENCE:
             spoke = time.monotonic()
-            console.print(f"{title}: round {progress.rounds} of {rounds}, {accuracy}", soft_wrap=True)
+            console.print(f"{title}: {status}", soft_wrap=True)
 
+    if console.is_terminal:
+        bar.start()
     try:
         return run(spec, compute=compute, out=out, resume=resume, watch=watch)
     finally:

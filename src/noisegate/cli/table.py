@@ -30,6 +30,11 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     table.add_row("epsilon", f"{result.epsilon:.3f}", promise)
     table.add_row("honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest")
     table.add_row("Byzantine uploads used", f"{result.byzantine_selected:.1%}", "of the uploads that made the model")
+    if malformed := sum(line["rejected"].get("malformed", {"byzantine": 0})["byzantine"] for line in result.curve):
+        sent = result.rounds * result.byzantine_workers
+        table.add_row(
+            "malformed uploads", f"{malformed / sent:.1%}", "of the Byzantine ones; a forge must give (M, d) floats"
+        )
     pace = f"{result.rounds} rounds, {result.ms_per_round:.1f} ms each"
     table.add_row(
         "time", f"{result.seconds:.1f} s", f"{pace}; {result.dataset}, {result.model} ({result.parameters:,})"

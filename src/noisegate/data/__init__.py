@@ -2,7 +2,7 @@
 
 from noisegate.data.dataset import Dataset, hold_out
 from noisegate.data.files import fetch, locate, verify
-from noisegate.data.loading import load
+from noisegate.data.loading import load, own_path
 from noisegate.data.partition import dirichlet, iid, non_iid
 from noisegate.data.source import File, Source
 from noisegate.data.sources import SOURCES
@@ -19,5 +19,6 @@ __all__ = [
     "load",
     "locate",
     "non_iid",
+    "own_path",
     "verify",
 ]

@@ -27,8 +27,8 @@ def load(name: str, rng: torch.Generator | None = None) -> Dataset:
     hold `x_test`, `y_test`; values are taken as they are, so scale them first. Without test arrays a fifth is
     split off by `rng`, or by a fixed stream if that is None.
     """
-    if str(name).lower().endswith(".npz"):
-        return _own(Path(name).expanduser(), stream(0, "npz-split") if rng is None else rng)
+    if path := own_path(name):
+        return _own(path, stream(0, "npz-split") if rng is None else rng)
     if name not in SOURCES:
         known = ", ".join(SOURCES)
         rule = f"unknown{checks.guess(name, SOURCES)}; choose from {known}, or give a path that ends in .npz"
@@ -36,6 +36,11 @@ def load(name: str, rng: torch.Generator | None = None) -> Dataset:
     source = SOURCES[name]
     payloads = {file: checked(path, source.files[file]) for file, path in locate(source).items()}
     return source.reader(payloads)
+
+
+def own_path(name: str) -> Path | None:
+    """The file that `name` is, if it is a user's own data set and not a name in SOURCES."""
+    return Path(name).expanduser() if name.lower().endswith(".npz") else None
 
 
 def _own(path: Path, rng: torch.Generator) -> Dataset:

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from noisegate.compute import Compute
-from noisegate.data import Dataset
+from noisegate.data import Dataset, own_path
 from noisegate.errors import StoreError
 from noisegate.lab.setup import Setup, prepare
 from noisegate.lab.spec import Spec
 from noisegate.lab.store import RunFolder
+from noisegate.models import check_module
 from noisegate.simulate import Progress, shares, start, train
 from noisegate.vectors import Loss, cross_entropy
 
@@ -30,7 +31,7 @@ class Result:
     accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
     honest_rejected: share of honest uploads refused by tests. byzantine_selected: share of the uploads used that were
     Byzantine. epsilon: the largest of the honest workers' own (worker_epsilons, by position); accountant is "stated" if
-    it could not be checked. seconds, ms_per_round: of the rounds since the last resumption.
+    it could not be checked. seconds: of all rounds, without pauses.
     """
 
     accuracy: float
@@ -79,18 +80,21 @@ def run(
     """
     spec, compute = spec or Spec(), compute or Compute()
     folder = RunFolder(Path(out)) if out is not None else None
+    if model is not None:
+        check_module(model)
     inputs = fingerprint(spec, dataset, model) if folder else ""
     if folder:
         folder.check(spec, resume, inputs)
         if resume and (found := folder.result()) is not None:
             return _stored(found, folder)
-    setup = prepare(spec, compute, dataset, model, loss)
-    progress = start(setup.federation)
-    if folder:
-        folder.begin(spec, resume, inputs, setup.x_test.device)
-        progress = folder.checkpoint(setup.federation) or progress
-    with compute.threads_for(floats=progress.state.uploads.numel()):
-        return _play(spec, setup, progress, folder, watch)
+    with compute.exact():
+        setup = prepare(spec, compute, dataset, model, loss)
+        progress = start(setup.federation)
+        with compute.threads_for(floats=progress.state.uploads.numel()):
+            if folder:
+                folder.begin(spec, resume, inputs, setup.x_test.device)
+                progress = folder.checkpoint(setup.federation) or progress
+            return _play(spec, setup, progress, folder, watch)
 
 
 def fingerprint(spec: Spec, dataset: Dataset | None, model: nn.Module | None) -> str:
@@ -98,18 +102,20 @@ def fingerprint(spec: Spec, dataset: Dataset | None, model: nn.Module | None) ->
 
     A loss cannot be summed: resume with the one you started with.
     """
+    tensors: list[Tensor] = []
     digest = hashlib.sha256()
     if dataset is not None:
-        for part in (dataset.x, dataset.y, dataset.x_test, dataset.y_test):
-            digest.update(part.cpu().contiguous().numpy().tobytes())
-    elif spec.dataset.endswith(".npz") and Path(spec.dataset).is_file():
-        digest.update(Path(spec.dataset).read_bytes())
+        tensors += [dataset.x, dataset.y, dataset.x_test, dataset.y_test]
+    elif (path := own_path(spec.dataset)) and path.is_file():
+        digest.update(path.read_bytes())
     elif model is None:
         return ""
     if model is not None:
         digest.update(str(model).encode())
-        for value in model.state_dict().values():
-            digest.update(value.cpu().contiguous().numpy().tobytes())
+        tensors += model.state_dict().values()
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -125,11 +131,11 @@ def undefended(spec: Spec) -> Spec:
 
 def _play(spec: Spec, setup: Setup, progress: Progress, folder: RunFolder | None, watch: Watch | None) -> Result:
     """Play to the end. An interruption saves where the run stands, after the last whole round."""
-    federation, first = setup.federation, progress.rounds
-    began, saved = time.perf_counter(), len(progress.curve)
+    federation, saved = setup.federation, len(progress.curve)
+    began = time.perf_counter() - progress.seconds
     try:
         for now in train(federation, progress, setup.x_test, setup.y_test, setup.evaluate_every):
-            progress = now
+            progress = replace(now, seconds=time.perf_counter() - began)
             if folder and len(progress.curve) > saved:
                 saved = len(progress.curve)
                 folder.save(progress)
@@ -139,14 +145,13 @@ def _play(spec: Spec, setup: Setup, progress: Progress, folder: RunFolder | None
         if folder:
             folder.save(progress)
         raise
-    result = _summarize(spec, setup, progress, first, time.perf_counter() - began)
+    result = _summarize(spec, setup, progress)
     if folder:
         folder.finish(federation, progress, result.as_dict())
     return result
 
 
-def _summarize(spec: Spec, setup: Setup, progress: Progress, first: int, seconds: float) -> Result:
-    """The result of a run of which this process played the rounds from `first` on, in so many seconds."""
+def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
     federation, promise = setup.federation, setup.privacy
     rejected, selected = shares(federation, progress.reasons)
     curve = list(progress.curve)
@@ -172,8 +177,8 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress, first: int, seconds
         accountant=promise.accountant,
         worker_epsilons=list(promise.worker_epsilons),
         spec=spec.canonical(),
-        seconds=seconds,
-        ms_per_round=1e3 * seconds / max(1, federation.rounds - first),
+        seconds=progress.seconds,
+        ms_per_round=1e3 * progress.seconds / federation.rounds,
     )
 
 

@@ -25,6 +25,7 @@ BASE_EPSILON = 2.0
 DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
 """For data that a user brings."""
 
+MOST_WORKERS = 100_000
 EVALUATIONS = 20
 STATED = "stated"
 """The accountant's name where epsilon was given with sigma and could not be checked for want of dp-accounting."""
@@ -68,6 +69,11 @@ def prepare(
     dataset = dataset or data.load(spec.dataset, stream(spec.seed, "test-split"))
     honest = spec.workers or (defaults.workers if defaults else DEFAULT_WORKERS)
     byzantine = spec.count_byzantine(honest)
+    if honest + byzantine > MOST_WORKERS:
+        raise SpecError(
+            f"byzantine = {spec.byzantine}: makes {byzantine} Byzantine workers beside {honest} honest ones, more than "
+            f"{MOST_WORKERS} in all; lower byzantine or workers"
+        )
     attack = spec.build_attack()
     attack.check(honest, byzantine)
 
@@ -114,6 +120,7 @@ def prepare(
         believed_honest=honest if spec.gamma is None else _ceil(spec.gamma * len(parts)),
         rounds=rounds,
         seed=spec.seed,
+        name=spec.name(),
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
     x_test, y_test = dataset.x_test.to(device), dataset.y_test.to(device)

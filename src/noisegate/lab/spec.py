@@ -26,6 +26,8 @@ Part = str | Mapping[str, Any]
 """A name, or a table with `name` and settings."""
 
 BEST = {"name": "two-stage", "server_gradient": "normalized"}
+MOST_ROUNDS = 10_000_000
+FLAGS_ONLY = ("device", "threads", "out", "resume", "json", "baselines")
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
 
 
@@ -79,6 +81,10 @@ class Spec:
             _optional(checks.positive, name, getattr(self, name))
         for name in ("workers", "rounds", "evaluate_every"):
             _optional(checks.count, name, getattr(self, name))
+        if self.rounds is not None and self.rounds > MOST_ROUNDS:
+            raise checks.refuse("rounds", self.rounds, f"must be at most {MOST_ROUNDS}")
+        if self.sampling == "fixed" and self.accountant == "pld":
+            raise checks.refuse("accountant", "pld", 'cannot price sampling = "fixed"; use accountant = "rdp"')
         if self.delta is not None and self.delta >= 1:
             raise checks.refuse("delta", self.delta, "must be below 1")
         if self.gamma is not None and not 0 < self.gamma <= 1:
@@ -113,7 +119,12 @@ class Spec:
     def _build(self, what: str, role: Any) -> Any:
         built = build(what, getattr(self, what), PARTS[what])
         if not isinstance(built, role):
-            raise SpecError(f"{what} = {getattr(self, what)!r}: makes {built!r}, which cannot do what an {what} does")
+            lacks = [name for name in dir(role) if not name.startswith("_") and not hasattr(built, name)] or [
+                "__call__"
+            ]
+            raise SpecError(
+                f"{what} = {getattr(self, what)!r}: lacks {', '.join(lacks)}; see noisegate.views.{role.__name__}"
+            )
         return built
 
     def count_byzantine(self, honest: int) -> int:
@@ -142,6 +153,8 @@ def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:
     """A Spec from loose settings; an unknown key is an error that names it."""
     known = [entry.name for entry in dataclasses.fields(Spec)]
     for key, value in settings.items():
+        if key in FLAGS_ONLY:
+            raise SpecError(f"{where}: {key} = {value!r}: does not belong in a spec; give the flag --{key}")
         if key not in known:
             raise SpecError(
                 f"{where}: {key} = {value!r}: unknown setting{checks.guess(key, known)}; choose from {', '.join(known)}"

@@ -45,7 +45,7 @@ class RunFolder:
             self._same_spec(spec)
             if resume and self._inputs() != inputs:
                 raise StoreError(f"{self.path}: was made from other data or another model; choose another --out")
-        elif self.path.is_dir() and any(self.path.iterdir()):
+        elif self.path.is_dir() and any(not entry.name.endswith(".part") for entry in self.path.iterdir()):
             raise StoreError(f"{self.path}: is not empty and holds no run; choose another --out")
 
     def begin(self, spec: Spec, resume: bool, inputs: str, device: torch.device) -> None:
@@ -96,7 +96,7 @@ class RunFolder:
             saved = torch.load(path, map_location=device, weights_only=True)
             state = State(saved["params"], saved["uploads"], saved["memory"])
             curve = tuple(json.loads(saved["curve"]))
-            return Progress(saved["rounds"], state, curve, saved["reasons"], saved["scores"])
+            return Progress(saved["rounds"], state, curve, saved["reasons"], saved["scores"], saved["seconds"])
         except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, pickle.UnpicklingError):
             raise StoreError(f"{path}: is damaged; run without --resume to start afresh") from None
 
@@ -113,6 +113,7 @@ class RunFolder:
                 "curve": json.dumps(progress.curve),
                 "reasons": progress.reasons,
                 "scores": progress.scores,
+                "seconds": progress.seconds,
             },
             buffer,
         )
@@ -144,11 +145,16 @@ class RunFolder:
 
     def _write(self, name: str, content: bytes) -> None:
         part = self.path / f".{name}.part"
-        with part.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(self.path / name)
+        try:
+            with part.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(self.path / name)
+        except OSError as error:
+            raise StoreError(
+                f"{self.path / name}: cannot be written ({error.strerror}); make room or choose another --out"
+            ) from None
 
 
 def environment(device: torch.device) -> dict[str, Any]:

@@ -5,12 +5,14 @@
   capped and nothing falls back: a budget that cannot be met raises.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from noisegate.checks import count, positive, refuse
+from noisegate.errors import PrivacyError
 from noisegate.privacy.calibration import noise_for
-from noisegate.privacy.pricing import ask_of, spent_by
+from noisegate.privacy.pricing import Ask, ask_of, spent_by
 from noisegate.sampling import Sampling
 
 
@@ -45,7 +47,7 @@ def epsilon(
 ) -> float:
     """The epsilon that so many rounds with noise multiplier `sigma` cost a worker; no rounds cost nothing."""
     positive(sigma=sigma)
-    return spent_by(ask_of(examples, rounds, sampling, delta, accountant), float(sigma))
+    return _finite(ask_of(examples, rounds, sampling, delta, accountant), float(sigma))
 
 
 def calibrate(
@@ -92,7 +94,7 @@ def guarantee(
     noise = float(sigma)  # type: ignore[arg-type]
     rate = sampling.rate(examples)
     return Guarantee(
-        epsilon=spent_by(ask, noise),
+        epsilon=_finite(ask, noise),
         delta=ask.delta,
         sigma=noise,
         accountant=accountant,
@@ -131,3 +133,13 @@ def worst_sigma(
         if not over:
             return sigma, own
         sigma = max(1.0001 * sigma, *(noise_for(ask, float(epsilon)) for ask in over))
+
+
+def _finite(ask: Ask, sigma: float) -> float:
+    """What `sigma` spends; what cannot be bounded is no number to report."""
+    spent = spent_by(ask, sigma)
+    if not math.isfinite(spent):
+        raise PrivacyError(
+            f"sigma = {sigma:g}: no finite epsilon is known for it ({ask}); use more noise or a larger delta"
+        )
+    return spent

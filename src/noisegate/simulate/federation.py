@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from noisegate.sampling import Batch, Sampling
+from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.views import Attack, Memory, Rule, Worker
 from noisegate.workers import Sums, rounded_sensitivity
@@ -18,6 +19,8 @@ class Federation:
 
     x, y: the training pool. holdings: (n, width) numbers of the examples that each worker holds, in the order of the
     workers' positions, padded; sizes: (n,) how many. byzantine: (n,) who lies; only the attack may know.
+    name: of the run. Two runs with one seed share data and weights, but by their names neither noise nor batches: the
+    difference of two uploads with the same noise would show a worker's gradients bare.
     """
 
     model: FlatModel
@@ -40,6 +43,7 @@ class Federation:
     believed_honest: int
     rounds: int
     seed: int
+    name: str = ""
 
     @cached_property
     def everyone(self) -> Tensor:
@@ -55,6 +59,10 @@ class Federation:
     def byzantine_rows(self) -> Tensor:
         """(M,) the positions of the Byzantine workers."""
         return self.everyone[self.byzantine]
+
+    def stream(self, what: str, t: int) -> torch.Generator:
+        """The generator of this run for `what` in round `t`."""
+        return stream(self.seed, f"{what}/{self.name}" if self.name else what, t, self.byzantine.device)
 
     @property
     def noise_std(self) -> float:

@@ -4,9 +4,9 @@ from functools import partial
 
 import torch
 
+from noisegate.errors import SpecError
 from noisegate.simulate.federation import Federation, State
-from noisegate.streams import stream
-from noisegate.views import AdversaryView, DataView, ServerView, Verdict, as_rows, receive
+from noisegate.views import AdversaryView, DataView, ServerView, Verdict, as_rows, checked_examples, receive
 from noisegate.workers import add_noise, per_example_gradients
 
 
@@ -15,8 +15,8 @@ def play(federation: Federation, state: State, t: int) -> tuple[State, Verdict]:
     run, params = federation, state.params
     n, d, device, progress = len(run.byzantine), len(params), params.device, t / run.rounds
 
-    def rng(name: str) -> torch.Generator:
-        return stream(run.seed, name, t, device)
+    def rng(what: str) -> torch.Generator:
+        return run.stream(what, t)
 
     # 1. Draw batches. An adversary that makes its uploads up needs none.
     active = run.everyone if run.attack.needs_own(progress) else run.honest_rows
@@ -25,7 +25,8 @@ def play(federation: Federation, state: State, t: int) -> tuple[State, Verdict]:
     # 2. Attacks on data act before anyone trains.
     lying = run.byzantine[active][owner].nonzero().flatten()
     if len(lying):
-        x[lying], y[lying] = run.attack.poison(x[lying], y[lying], DataView(run.classes, progress, rng("poison")))
+        poisoned = run.attack.poison(x[lying], y[lying], DataView(run.classes, progress, rng("poison")))
+        x[lying], y[lying] = checked_examples(*poisoned, len(lying), run.classes)
 
     # 3. Every active worker runs the private protocol: bounded contributions, noise, a public divisor (Algorithm 1).
     last_uploads = state.uploads if len(active) == n else state.uploads[active]
@@ -62,6 +63,9 @@ def play(federation: Federation, state: State, t: int) -> tuple[State, Verdict]:
         ),
         state.memory,
     )
+
+    if not isinstance(verdict, Verdict):
+        raise SpecError(f"aggregator: must answer with a Verdict, but {run.rule!r} gave {type(verdict).__name__}")
 
     # 6. Step.
     return State(params - run.rate * verdict.update, uploads, verdict.memory), verdict

@@ -20,6 +20,7 @@ class Progress:
     """Where a run stands: everything that is needed to go on, and everything that was found so far.
 
     rounds: how many are done. curve: one line per evaluated round. reasons, scores: (all rounds, n), filled so far.
+    seconds: what the rounds took, kept by whoever plays them.
     """
 
     rounds: int
@@ -27,6 +28,7 @@ class Progress:
     curve: tuple[dict[str, Any], ...]
     reasons: Tensor
     scores: Tensor
+    seconds: float = 0.0
 
 
 def start(federation: Federation) -> Progress:

@@ -44,13 +44,15 @@ class ClosedForm:
         for prefix, module in model.module.named_modules():
             if not list(module.parameters(recurse=False)):
                 continue
-            names = [f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)]
+            own = {name: f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)}
             # A shared parameter is listed once: the second owner has a name without a place.
-            if not layers.supported(module) or any(name not in places for name in names):
+            if not layers.supported(module) or any(name not in places for name in own.values()):
                 return None
-            bias = places[names[1]] if len(names) == 2 else None
-            found.append(layers.Layer(module, places[names[0]], bias))
-            covered += len(names)
+            if own.keys() - {"weight", "bias"}:
+                return None
+            bias = places[own["bias"]] if "bias" in own else None
+            found.append(layers.Layer(module, places[own["weight"]], bias))
+            covered += len(own)
         return cls(model, tuple(found)) if found and covered == len(places) else None
 
     def trace(self, params: Tensor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]] | None:

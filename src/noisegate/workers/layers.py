@@ -18,6 +18,9 @@ from noisegate.vectors import add_rows
 BLOCK = {"cpu": 2**23, "cuda": 2**27}
 """Most floats that the inputs of one block of examples may take when unfolded: what fits a cache, or fills a GPU."""
 
+WIDTH = 512
+"""Most products that are added up in float32 where their sum decides a length."""
+
 
 @dataclass(frozen=True)
 class Layer:
@@ -57,11 +60,13 @@ def plain_lengths(layer: Layer, a: Tensor, delta: Tensor, vectors: Tensor, group
     square = _square(a)
     if layer.bias is not None:
         square = square + 1
-    # delta' M a, one matrix product per worker.
-    through = torch.bmm(groups.pad(a), layer.matrix(vectors).transpose(1, 2))[groups.owner, groups.slot]
+    # delta' M a, one matrix product per worker. A long sum of products in float32 would lose too many digits.
+    through = delta.new_zeros(delta.shape, dtype=torch.float64)
+    for inputs, matrix in zip(groups.pad(a).split(WIDTH, 2), layer.matrix(vectors).split(WIDTH, 2), strict=True):
+        through += torch.bmm(inputs, matrix.transpose(1, 2))[groups.owner, groups.slot]
     if layer.bias is not None:
-        through = through + vectors[:, layer.bias][groups.owner]
-    return square * _square(delta), (through * delta).sum(1).double()
+        through += vectors[:, layer.bias][groups.owner]
+    return square * _square(delta), (through * delta).sum(1)
 
 
 def plain_sum(layer: Layer, a: Tensor, delta: Tensor, weights: Tensor, groups: Groups, sums: Tensor) -> None:
