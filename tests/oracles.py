@@ -98,7 +98,7 @@ def first_agg(g: np.ndarray, s: float) -> np.ndarray:
 
 @dataclass
 class FilterGradient:
-    """Algorithm 3 as printed, round after round, and what DESIGN 5 and 8 add where it is silent.
+    """Algorithm 3 as printed, round after round, and what decisions 0004 and 0007 add where it is silent.
 
     Selected uploads that were rejected in this round are not used; ties are ranked by a given order.
     """

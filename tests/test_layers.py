@@ -1,4 +1,4 @@
-"""Imports point down (DESIGN section 4), the core needs torch, numpy and scipy alone, no one breaks house rules."""
+"""Imports point down (decision 0012), the core needs torch, numpy and scipy alone, no one breaks house rules."""
 
 import ast
 import os

@@ -63,7 +63,7 @@ def test_states_of_many_streams_do_not_collide():
 def test_streams_whose_seeds_end_alike_are_different():
     """torch's CPU generator (mt19937) keeps the low 32 bits of a seed only, and 32 bits are few: this finds two names.
 
-    Found by review: among the 1,500 noise streams of one run two are the same with probability 1500^2 / 2^33 = 2.6e-4.
+    By them alone, two of the 1,500 noise streams of a run would be the same with probability 1500^2 / 2^33 = 2.6e-4.
     """
     seen = {}
     for t in range(200_000):  # n^2 / 2^33 = 4.7 pairs expected

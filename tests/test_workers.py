@@ -288,8 +288,8 @@ SQUARES_THAT_VANISH = math.log(2.6e-23)
 def test_squares_below_the_smallest_float_do_not_make_a_contribution_longer(way):
     """A saturated softmax and large inputs: the gradient (1e12 x 1e-22) is fine, the square of a factor of it is not.
 
-    Found by review: plain_lengths multiplies ||a||^2 by ||delta||^2, and the latter is subnormal here; the closed form
-    then took the gradient for 2.1 times shorter than it is, and RANGE, which sees the product only, trusted it.
+    A length is ||a|| ||delta||, and the square of the latter is subnormal in float32 here: one that squares in
+    float32 takes the gradient for 2.1 times shorter than it is, and RANGE, which sees the product only, trusts it.
     """
     model = FlatModel(nn.Linear(4, 10))
     params = torch.zeros(model.d)
