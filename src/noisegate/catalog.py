@@ -63,8 +63,8 @@ def settle(what: str, request: str | Mapping[str, Any], table: Table) -> dict[st
             if not isinstance(value, str | Mapping):
                 raise SpecError(f"{what}.{key} = {value!r}: must be a name, or a table with name and settings")
             settled[key] = settle(f"{what}.{key}", value, table)
-        elif typed(f"{what}.{key}", value, types_of[key]) is not None:
-            settled[key] = typed(f"{what}.{key}", value, types_of[key])
+        elif (fitting := typed(f"{what}.{key}", value, types_of[key])) is not None:
+            settled[key] = fitting
     return settled
 
 

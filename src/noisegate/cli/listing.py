@@ -69,10 +69,14 @@ def _settings(kind: Callable[..., Any]) -> dict[str, Any]:
     """Settings and their defaults, as they would be written in a spec."""
     if not dataclasses.is_dataclass(kind):
         return {}
-    return {
-        field.name: "label-flip" if field.default is dataclasses.MISSING else field.default
-        for field in dataclasses.fields(kind)
-    }
+    return {field.name: _default(field) for field in dataclasses.fields(kind)}
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    """A setting's default; where that is a part itself, its name."""
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return next(name for name, entry in ATTACKS.items() if entry is field.default_factory)
 
 
 def _text(value: Any) -> str:

@@ -33,7 +33,7 @@ STATED = "stated"
 
 @dataclass(frozen=True)
 class Privacy:
-    """The noise of a run and what it promises: epsilon is the largest of the honest workers' own, by position."""
+    """The noise of a run and what it promises: epsilon is the largest of `worker_epsilons`, the honest workers' own."""
 
     sigma: float
     sigma_base: float
