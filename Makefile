@@ -21,7 +21,7 @@ types: $(VENV)/developed
 unit: $(VENV)/developed
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/developed
+bench: $(VENV)/benched
 	$(BIN)/python benchmarks/round.py
 
 wheel: $(VENV)/developed
@@ -34,6 +34,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/developed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(VENV)/benched: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	touch $@
 
 clean:

@@ -1,6 +1,7 @@
 """What each attack does, against values worked out by hand or taken from its own paper."""
 
 import math
+from collections.abc import Hashable
 from statistics import NormalDist
 
 import pytest
@@ -16,12 +17,18 @@ ROUNDING = 1e-6
 """float32 sums of a few dozen values below 1."""
 
 
-def view_of(honest: int, liars: int, progress: float = 0.0, seed: int = 0) -> AdversaryView:
+def view_of(honest: int, liars: int, phase: Hashable = None, seed: int = 0) -> AdversaryView:
     rng = stream(seed, "uploads")
     uploads = 0.05 + S * torch.randn(honest + liars, D, generator=rng)
     rows = torch.randperm(honest + liars, generator=rng)
     return AdversaryView(
-        lambda: uploads[rows[:honest]], uploads[rows[honest:]], torch.zeros(D), S, progress, stream(seed, "a")
+        workers=liars,
+        see_honest=lambda: uploads[rows[:honest]],
+        see_own=lambda: uploads[rows[honest:]],
+        params=torch.zeros(D),
+        noise_std=S,
+        phase=phase,
+        rng=stream(seed, "a"),
     )
 
 
@@ -38,7 +45,7 @@ def test_gaussian_is_noise_of_the_agreed_deviation(scale):
 def test_label_flip_reverses():
     y = torch.arange(10)
     x = torch.rand(10, 3, generator=stream(0, "x"))
-    same_x, flipped = LabelFlip().poison(x, y, DataView(10, 0.0, stream(0, "p")))
+    same_x, flipped = LabelFlip().poison(x, y, DataView(10, None, stream(0, "p")))
     assert torch.equal(same_x, x)
     assert flipped.tolist() == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
 
@@ -46,7 +53,7 @@ def test_label_flip_reverses():
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_label_flip_at_random_never_keeps_a_label(classes):
     y = torch.arange(classes).repeat(300)
-    _, flipped = LabelFlip("random").poison(torch.zeros(len(y), 1), y, DataView(classes, 0.0, stream(0, "p")))
+    _, flipped = LabelFlip("random").poison(torch.zeros(len(y), 1), y, DataView(classes, None, stream(0, "p")))
     assert not bool((flipped == y).any())
     pairs = torch.zeros(classes, classes, dtype=torch.int64).index_put_((y, flipped), torch.tensor(1), accumulate=True)
     others = ~torch.eye(classes, dtype=torch.bool)
@@ -57,7 +64,8 @@ def test_label_flip_at_random_never_keeps_a_label(classes):
 
 def test_label_flip_sends_what_the_protocol_computes():
     view = view_of(4, 6)
-    assert torch.equal(LabelFlip().forge(view), view.own)
+    assert LabelFlip().forge(view) is None
+    assert LabelFlip().needs_own(None)
     assert LabelFlip().needs_own(0.0)
 
 
@@ -145,29 +153,48 @@ def test_inner_sends_the_negative_mean(scale):
 def test_dormant_wakes_in_time(until, progress, sleeps, asleep):
     inner = Inner()
     attack = Dormant(inner, until, asleep)
-    view = view_of(5, 8, progress)
+    phase = attack.phase(progress)
+    view = view_of(5, 8, phase)
     forged = attack.forge(view)
     if not sleeps:
         assert torch.equal(forged, inner.forge(view))
-        assert not attack.needs_own(progress)
+        assert not attack.needs_own(phase)
     elif asleep == "behave":
-        assert torch.equal(forged, view.own)
-        assert attack.needs_own(progress)
+        assert forged is None
+        assert attack.needs_own(phase)
     else:
         honest = {tuple(row[:4].tolist()) for row in view.honest}
         assert {tuple(row[:4].tolist()) for row in forged} <= honest
         assert len({tuple(row[:4].tolist()) for row in forged}) > 1, "everyone copies the same worker"
-        assert not attack.needs_own(progress)
+        assert not attack.needs_own(phase)
     y = torch.tensor([1])
     flipper = Dormant(LabelFlip(), until, asleep)
-    _, label = flipper.poison(torch.zeros(1, 1), y, DataView(10, progress, stream(0, "p")))
+    phase = flipper.phase(progress)
+    _, label = flipper.poison(torch.zeros(1, 1), y, DataView(10, phase, stream(0, "p")))
     assert label.tolist() == ([1] if sleeps else [8])
-    assert flipper.needs_own(progress) == (not sleeps or asleep == "behave")
+    assert flipper.needs_own(phase) == (not sleeps or asleep == "behave")
 
 
 def test_dormant_of_nothing_behaves():
-    view = view_of(5, 8, 0.9)
-    assert torch.equal(Dormant(Honest(), 0.5).forge(view), view.own)
+    attack = Dormant(Honest(), 0.5)
+    assert attack.forge(view_of(5, 8, attack.phase(0.9))) is None
+
+
+class Clock(Honest):
+    """Does something else in every tenth of a run, and says so."""
+
+    def phase(self, progress):
+        return int(progress * 10)
+
+    def forge(self, view):
+        return torch.full_like(view.own, float(view.phase))
+
+
+def test_dormant_hands_the_phase_of_the_attack_on():
+    attack = Dormant(Clock(), 0.25)
+    assert [attack.phase(t / 10) == attack.phase(0.0) for t in range(10)] == [True] * 3 + [False] * 7
+    assert len({attack.phase(t / 10) for t in range(10)}) == 8
+    assert float(attack.forge(view_of(5, 8, attack.phase(0.71)))[0, 0]) == 7.0
 
 
 @pytest.mark.parametrize(

@@ -80,13 +80,18 @@ def server_view(uploads, seed: int = 0, believed: int = BELIEVED) -> ServerView:
     rows, norms, present = receive(uploads, n, D, LIKE)
     gradients = torch.randn(20, D, generator=stream(seed, "auxiliary"))
     ties = torch.randperm(n, generator=stream(seed, "ties"))
-    return ServerView(rows, norms, present, NOISE_STD, believed, lambda: gradients, ties, 0.25)
+    return ServerView(rows, norms, present, NOISE_STD, believed, mean_of(gradients), ties)
+
+
+def mean_of(gradients: torch.Tensor):
+    """What the server's examples say, from their gradients."""
+    return lambda normalized: (torch.nn.functional.normalize(gradients, dim=1) if normalized else gradients).mean(0)
 
 
 def copy_of(view: ServerView) -> ServerView:
-    gradients = view.auxiliary().clone()
+    plain, scaled = view.auxiliary(False), view.auxiliary(True)
     tensors = {name: getattr(view, name).clone() for name in ("uploads", "norms", "present", "ties")}
-    return replace(view, auxiliary=lambda: gradients, **tensors)
+    return replace(view, auxiliary=lambda normalized: (scaled if normalized else plain).clone(), **tensors)
 
 
 def same(left: Verdict, right: Verdict) -> bool:
@@ -167,7 +172,8 @@ def test_rules_leave_their_inputs_alone(rule):
         verdict = rule(view, memory)
         for name in ("uploads", "norms", "present", "ties"):
             assert torch.equal(getattr(view, name), getattr(before, name)), name
-        assert torch.equal(view.auxiliary(), before.auxiliary())
+        for normalized in (False, True):
+            assert torch.equal(view.auxiliary(normalized), before.auxiliary(normalized))
         assert memory.keys() == kept_memory.keys()
         assert all(torch.equal(memory[key], kept_memory[key]) for key in memory)
         memory = dict(verdict.memory)
@@ -340,18 +346,29 @@ def test_as_rows_marks_what_it_cannot_read():
 # --- attacks -------------------------------------------------------------------------------------------------------
 
 
-def adversary_view(progress: float, honest: int = HONEST, liars: int = LIARS, seed: int = 0) -> AdversaryView:
+def adversary_view(phase, honest: int = HONEST, liars: int = LIARS, seed: int = 0) -> AdversaryView:
     uploads = honest_uploads(seed, honest + liars)
     order = torch.randperm(honest + liars, generator=stream(seed, "places"))
     own, rng = uploads[order[honest:]].clone(), stream(seed, "attack")
-    return AdversaryView(lambda: uploads[order[:honest]], own, torch.ones(D), NOISE_STD, progress, rng)
+    return AdversaryView(liars, lambda: uploads[order[:honest]], own.clone, torch.ones(D), NOISE_STD, phase, rng)
+
+
+def forged_by(attack, progress: float, honest: int = HONEST, liars: int = LIARS, own=None) -> torch.Tensor:
+    """What the attack's workers send at this point of the run."""
+    phase = attack.phase(progress)
+    view = adversary_view(phase, honest, liars)
+    view = view if own is None else replace(view, see_own=lambda: own)
+    forged = attack.forge(view)
+    if forged is None:
+        assert attack.needs_own(phase), "sends what was not computed"
+        return view.own
+    return forged
 
 
 def test_forged_uploads_have_the_right_form(attack, progress):
-    view = adversary_view(progress)
-    forged = attack.forge(view)
+    forged = forged_by(attack, progress)
     assert forged.shape == (LIARS, D)
-    assert forged.dtype == view.own.dtype
+    assert forged.dtype == torch.float32
     inner = getattr(attack, "attack", attack)
     if not any(type(inner) is ATTACKS[name] for name in NOT_FINITE & ATTACKS.keys()):
         assert bool(forged.isfinite().all())
@@ -359,31 +376,34 @@ def test_forged_uploads_have_the_right_form(attack, progress):
 
 @pytest.mark.parametrize(("honest", "liars"), [(1, 1), (1, 5), (7, 1)])
 def test_attacks_exist_for_the_smallest_numbers(attack, progress, honest, liars):
-    forged = attack.forge(adversary_view(progress, honest, liars))
+    forged = forged_by(attack, progress, honest, liars)
     assert forged.shape == (liars, D)
     assert bool(forged.isfinite().all()) or any(type(attack) is ATTACKS[name] for name in NOT_FINITE & ATTACKS.keys())
 
 
 def test_attacks_leave_their_inputs_alone(attack, progress):
-    view, before = adversary_view(progress), adversary_view(progress)
+    view, before = (adversary_view(attack.phase(progress)) for _ in range(2))
     attack.forge(view)
     for name in ("honest", "own", "params"):
         assert torch.equal(getattr(view, name), getattr(before, name)), name
 
 
 def test_same_stream_same_upload(attack, progress):
-    assert torch.equal(attack.forge(adversary_view(progress)), attack.forge(adversary_view(progress)))
+    assert torch.equal(forged_by(attack, progress), forged_by(attack, progress))
 
 
 def test_needs_own_tells_the_truth(attack, progress):
-    view = adversary_view(progress)
-    forged = attack.forge(view)
-    other = attack.forge(replace(view, own=view.own + 1.0, rng=stream(0, "attack")))
-    if not attack.needs_own(progress):
-        assert torch.equal(forged, other)
-    blank = replace(view, own=torch.full_like(view.own, torch.nan), rng=stream(0, "attack"))
-    if not attack.needs_own(progress):
-        assert torch.equal(forged, attack.forge(blank))
+    if not attack.needs_own(attack.phase(progress)):
+        forged = forged_by(attack, progress)
+        for own in (torch.ones(LIARS, D), torch.full((LIARS, D), torch.nan)):
+            assert torch.equal(forged, forged_by(attack, progress, own=own))
+
+
+def test_phases_are_few_and_comparable(attack):
+    """A round is prepared once for each phase."""
+    phases = [attack.phase(t / 1000) for t in range(1000)]
+    assert 1 <= len(set(phases)) <= 4
+    assert phases == [attack.phase(t / 1000) for t in range(1000)]
 
 
 @pytest.mark.parametrize("classes", [2, 3, CLASSES])
@@ -393,7 +413,7 @@ def test_poisoned_data_is_still_data(attack, progress, classes, examples):
     x = torch.rand(examples, 1, 8, 8, generator=rng)
     y = torch.randint(classes, (examples,), generator=rng)
     kept_x, kept_y = x.clone(), y.clone()
-    bad_x, bad_y = attack.poison(x, y, DataView(classes, progress, stream(1, "poison")))
+    bad_x, bad_y = attack.poison(x, y, DataView(classes, attack.phase(progress), stream(1, "poison")))
     assert torch.equal(x, kept_x)
     assert torch.equal(y, kept_y)
     assert (bad_x.shape, bad_x.dtype) == (x.shape, x.dtype)
@@ -401,7 +421,7 @@ def test_poisoned_data_is_still_data(attack, progress, classes, examples):
     assert int(bad_y.min()) >= 0
     assert int(bad_y.max()) < classes
     assert bool(bad_x.isfinite().all())
-    again = attack.poison(x, y, DataView(classes, progress, stream(1, "poison")))
+    again = attack.poison(x, y, DataView(classes, attack.phase(progress), stream(1, "poison")))
     assert torch.equal(again[0], bad_x)
     assert torch.equal(again[1], bad_y)
 
@@ -424,7 +444,10 @@ class Liar:
     def check(self, honest, byzantine):
         pass
 
-    def needs_own(self, progress):
+    def phase(self, progress):
+        return None
+
+    def needs_own(self, phase):
         return False
 
     def poison(self, x, y, view):

@@ -1,79 +1,290 @@
-"""A CUDA device computes what a CPU computes. Skipped where there is none."""
+"""A CUDA device computes what a CPU computes, queued or not, alone or beside others. Skipped where there is none."""
 
 from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 import noisegate
-from noisegate.aggregators.noise_tests import ks_rejects
-from noisegate.lab.setup import Setup, prepare
+from noisegate import kernels
+from noisegate.aggregators import AGGREGATORS
+from noisegate.aggregators.noise_tests import _any_outside, _edges, ks_rejects
+from noisegate.attacks import ATTACKS
+from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.models import build_model
-from noisegate.simulate import start, train
+from noisegate.room import Room
+from noisegate.simulate import Federation, Progress, Rounds, abreast, start, train
+from noisegate.simulate.federation import Active
+from noisegate.simulate.rounds import Recorded
+from noisegate.simulate.train import Training
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
-from noisegate.workers import Normalized, choose_sums
+from noisegate.workers import Clipped, Normalized, choose_sums
 from noisegate.workers.closed_form import ClosedForm
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
 ONE_ROUND = 1e-4  # float32 on another device: other orders of addition, nothing else
+SHAPES = {"mlp": (1, 28, 28), "cnn": (1, 28, 28), "residual": (3, 20, 20)}
 
 
-def examples(workers: int = 6) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def examples(name: str, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     rng = stream(0, "cuda-test")
-    owner = torch.arange(workers).repeat_interleave(5)
-    return torch.randn(len(owner), 1, 28, 28, generator=rng), torch.arange(len(owner)) % 10, owner
+    owner = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    return torch.randn(len(owner), *SHAPES[name], generator=rng), torch.arange(len(owner)) % 10, owner
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
-def test_sums_agree_with_the_cpu(name: str) -> None:
-    module = build_model(name, (1, 28, 28), 10, stream(0, "weights"))
-    x, y, owner = examples()
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("worker", [Normalized(), Normalized(0.0), Clipped(0.5, 0.1)], ids=str)
+@pytest.mark.parametrize("with_room", [False, True])
+def test_sums_agree_with_the_cpu(name, worker, with_room) -> None:
+    """With room by our own kernels; the last place is empty then, and holds an example that must not count."""
+    counts = [5, 0, 17, 1, 33, 8]
+    module = build_model(name, SHAPES[name], 10, stream(0, "weights"))
+    x, y, owner = examples(name, counts)
     last = torch.randn(6, FlatModel(module).d, generator=stream(0, "last")) * 0.05
     found = []
     for device in ("cpu", "cuda"):
         model = FlatModel(module, device=device)
-        params, moved = model.initial(), [value.to(device) for value in (x, y, owner, last)]
+        params, into = model.initial(), torch.ones_like(last, device=device)
         with noisegate.Compute().exact():
-            sums = choose_sums(model, params, moved[0][:4], moved[1][:4], way="closed-form")
-            found.append(sums(Normalized(), params, *moved).cpu())
+            sums = choose_sums(model, params, x[:4].to(device), y[:4].to(device), way="closed-form")
+            if device == "cuda" and with_room:
+                room, more = Room(99, 40, 0), torch.cat([owner, torch.tensor([6])]).cuda()
+                own = torch.cat([x, x[:1] * torch.inf]).cuda(), torch.cat([y, y[:1]]).cuda()
+                sums.add(worker, params, *own, more, last.cuda(), into, 0.5, 40, room)
+                assert bool(room.fits())
+            else:
+                moved = [value.to(device) for value in (x, y, owner, last)]
+                sums.add(worker, params, *moved, into, 0.5)
+        found.append(into.cpu() - 1)
+    assert (found[0] - found[1]).norm(dim=1).max() <= ONE_ROUND * sum(counts)
     assert (found[0] - found[1]).norm() <= ONE_ROUND * found[0].norm()
+    assert not found[1][1].any()  # who has no examples adds nothing, not even momentum
     assert ClosedForm.of(FlatModel(module)) is not None
+
+
+def test_what_cannot_be_trusted_does_not_fit() -> None:
+    model = FlatModel(nn.Linear(6, 3), device="cuda")
+    x, y = torch.randn(4, 6, device="cuda"), torch.zeros(4, dtype=torch.long, device="cuda")
+    x[2] = torch.inf
+    sums = ClosedForm.of(model)
+    for count, fits in ((2, True), (4, False)):
+        room, last = Room(9, 9, 0), torch.zeros(1, model.d, device="cuda")
+        owner = torch.zeros(count, dtype=torch.long, device="cuda")
+        sums.add(Normalized(), model.initial(), x[:count], y[:count], owner, last, last.clone(), 1.0, 9, room)
+        assert bool(room.fits()) == fits
+
+
+CONVOLUTIONS = [
+    nn.Conv2d(1, 16, 5),
+    nn.Conv2d(16, 16, 5),
+    nn.Conv2d(16, 16, 3, padding=1),
+    nn.Conv2d(3, 40, (2, 3), stride=(2, 1), padding=(1, 2), dilation=(1, 2)),
+    nn.Conv2d(20, 7, 1, stride=3),
+]
+
+
+@pytest.mark.skipif(not kernels.available(), reason="no Triton here")
+@pytest.mark.parametrize("conv", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize("count", [3, 500])
+def test_gradients_of_convolutions_are_those_of_autograd(conv, count) -> None:
+    from noisegate.kernels.convolution import weight_gradients
+
+    rng = stream(1, "convolution")
+    a = torch.randn(count, conv.in_channels, 21, 18, generator=rng)
+    delta = torch.randn(conv(a).shape, generator=rng)
+    shape = conv.kernel_size, conv.stride, conv.padding, conv.dilation
+    found = weight_gradients(a.cuda(), delta.cuda(), *shape).cpu().double()
+    twin = conv.double()
+    for j in (0, 1, count - 1):
+        loss = (twin(a[j : j + 1].double()) * delta[j].double()).sum()
+        (wanted,) = torch.autograd.grad(loss, [twin.weight])
+        assert (found[j].flatten() - wanted.flatten()).norm() <= 2e-6 * wanted.norm()
+    conv.float()
 
 
 def test_noise_tests_agree_with_the_cpu() -> None:
     uploads = torch.randn(400, 5000, generator=stream(0, "uploads"))
-    assert torch.equal(ks_rejects(uploads, 1.0, 0.05), ks_rejects(uploads.cuda(), 1.0, 0.05).cpu())
+    steps = torch.arange(100)[:, None] / 100
+    uploads[:100] += 0.06 * steps  # some on either side of the threshold
+    uploads[100:200] *= 1 + 0.1 * steps
+    uploads[200], uploads[201], uploads[202], uploads[203, 0] = 0.0, 1e38, 1e-42, -1e38
+    for s in (1.0, 1e-3):
+        assert torch.equal(ks_rejects(s * uploads, s, 0.05), ks_rejects(s * uploads.cuda(), s, 0.05).cpu())
+        edges = _edges(5000, s, 0.05, torch.device("cuda"))
+        assert torch.equal(ks_rejects(s * uploads, s, 0.05), _any_outside((s * uploads).cuda(), edges).cpu())
+    assert torch.equal(ks_rejects(uploads, 1.0, 0.05, 2**16), ks_rejects(uploads.cuda(), 1.0, 0.05, 2**16).cpu())
+    wide = torch.randn(7, 2**16 + 5, generator=stream(0, "wide"))
+    assert torch.equal(ks_rejects(wide, 1.0, 0.05), ks_rejects(wide.cuda(), 1.0, 0.05).cpu())
 
 
-def setup(device: str, model: str = "mlp") -> Setup:
+def pictures() -> noisegate.Dataset:
     rng = stream(0, "pictures")
     y = torch.arange(1020) % 10
     x = torch.randn(len(y), 1, 28, 28, generator=rng) + y[:, None, None, None] / 5
-    dataset = noisegate.Dataset("pictures", x, y, x[:100], y[:100], 10)
-    spec = noisegate.Spec(
-        model=model, workers=5, rounds=12, sigma=20.0, sigma_base=20.0, epsilon=2.0, aggregator="two-stage"
+    return noisegate.Dataset("pictures", x, y, x[:100], y[:100], 10)
+
+
+def setup(device: str = "cuda", shared: SharedData | None = None, memory: int | None = None, **settings) -> Setup:
+    asked = {
+        "model": "mlp",
+        "workers": 5,
+        "rounds": 12,
+        "sigma": 20.0,
+        "sigma_base": 20.0,
+        "epsilon": 2.0,
+        "aggregator": "two-stage",
+    } | settings
+    return prepare(noisegate.Spec(**asked), noisegate.Compute(device, memory=memory), pictures(), shared=shared)
+
+
+def played(run: Federation, graph: bool = True, progress: Progress | None = None) -> tuple[Progress, Rounds]:
+    with noisegate.Compute().exact():
+        rounds = Rounds(run, progress or start(run), graph)
+        while (left := run.rounds - rounds.settled().rounds) > 0:
+            for _ in range(left):
+                rounds.step()
+    return rounds.settled(), rounds
+
+
+def same_bytes(one: Progress, other: Progress) -> bool:
+    return all(
+        torch.equal(left, right)
+        for left, right in (
+            (one.state.params, other.state.params),
+            (one.state.uploads, other.state.uploads),
+            (one.reasons, other.reasons),
+            (one.scores, other.scores),
+        )
     )
-    return prepare(spec, noisegate.Compute(device=device), dataset)
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_same_spec_same_bytes(model: str) -> None:
     runs = []
     for _ in range(2):
-        ready = setup("cuda", model)
+        ready = setup(model=model)
         with noisegate.Compute().exact():
             *_, last = train(ready.federation, start(ready.federation), ready.x_test, ready.y_test, 5)
         runs.append(last)
-    assert torch.equal(runs[0].state.params, runs[1].state.params)
-    assert torch.equal(runs[0].reasons, runs[1].reasons)
+    assert same_bytes(*runs)
     assert runs[0].curve == runs[1].curve
+    assert [line["round"] for line in runs[0].curve] == [5, 10, 12]
 
 
-def test_a_round_gives_a_verdict_on_the_device() -> None:
-    ready = setup("cuda")
-    honest = replace(ready.federation, rounds=1)
-    *_, last = train(honest, start(honest), ready.x_test, ready.y_test, 1)
-    assert last.state.params.is_cuda
-    assert last.state.params.isfinite().all()
+@pytest.mark.parametrize("aggregator", AGGREGATORS)
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_every_round_can_be_recorded_and_gives_the_bytes_of_one_that_is_not(attack, aggregator) -> None:
+    run = setup(attack=attack, aggregator=aggregator).federation
+    recorded, rounds = played(run)
+    assert rounds._device.graphs
+    assert all(isinstance(found, Recorded) for found in rounds._device.graphs.values())
+    plain, rounds = played(run, graph=False)
+    assert not rounds._device.graphs
+    assert same_bytes(recorded, plain)
+    assert recorded.state.params.isfinite().all()
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_with_room_or_without_a_round_is_the_same(model, monkeypatch) -> None:
+    run = setup(model=model, rounds=6).federation
+    queued, _ = played(run)
+    tight = replace(run)
+    monkeypatch.setattr(Active, "room", lambda self: Room(1, 1, 1))  # nothing ever fits
+    one_by_one, _ = played(tight)
+    assert one_by_one.rounds == 6
+    assert torch.equal(queued.reasons, one_by_one.reasons)
+    difference = (queued.state.uploads - one_by_one.state.uploads).norm(dim=1).max()
+    assert difference <= ONE_ROUND * queued.state.uploads.norm(dim=1).max()
+
+
+def test_a_round_that_does_not_fit_is_played_again_and_those_behind_it_too(monkeypatch) -> None:
+    run = setup(rounds=40, attack="gaussian").federation
+    roomy, _ = played(run)
+    generous = Active.room
+    few = run.sampling.largest_sum(5, 0.3)  # too small for about three rounds in ten
+
+    def tight(self: Active) -> Room:
+        return replace(generous(self), total=few, needs=[])
+
+    monkeypatch.setattr(Active, "room", tight)
+    redone, rounds = played(replace(run))
+    assert any(isinstance(found, Recorded) for found in rounds._device.graphs.values())
+    assert redone.rounds == 40
+    assert (redone.reasons == roomy.reasons).float().mean() > 0.95  # rounding may tip a score
+    difference = (redone.state.params - roomy.state.params).norm()
+    assert difference <= 0.05 * (roomy.state.params - run.model.initial()).norm()
+
+
+def test_runs_side_by_side_give_the_bytes_of_runs_alone() -> None:
+    shared = SharedData()
+    kinds = [
+        {"seed": 1},
+        {"seed": 2, "attack": "gaussian"},
+        {"sigma": 30.0, "attack": "inner", "aggregator": "mean"},
+        {"attack_start": 0.5},
+    ]
+    ready = [setup(shared=shared, rounds=30, **kind) for kind in kinds]
+    assert ready[0].federation.x is ready[1].federation.x
+    alone = [played(each.federation)[0] for each in ready]
+    with noisegate.Compute().exact():
+        trainings = [Training(s.federation, start(s.federation), s.x_test, s.y_test, 7) for s in ready]
+        while going := [training for training in trainings if not training.over]:
+            abreast(going)
+        for training, one in zip(trainings, alone, strict=True):
+            assert same_bytes(training.settled(wait=True), one)
+
+
+def test_run_together_is_run_one_by_one() -> None:
+    spec = noisegate.Spec(rounds=20, sigma=2.0, sigma_base=2.0, epsilon=2.0)
+    specs = [spec, replace(spec, seed=2), replace(spec, aggregator="mean")]
+    compute = noisegate.Compute("cuda")
+    together = noisegate.run_together(specs, compute=compute)
+    for found, each in zip(together, specs, strict=True):
+        alone = noisegate.run(each, compute=compute)
+        assert replace(found, seconds=0.0, ms_per_round=0.0) == replace(alone, seconds=0.0, ms_per_round=0.0)
+
+
+def test_interrupted_and_resumed_gives_the_same_bytes(tmp_path) -> None:
+    spec = noisegate.Spec(rounds=40, sigma=2.0, sigma_base=2.0, epsilon=2.0, evaluate_every=10)
+    compute = noisegate.Compute("cuda")
+    whole = noisegate.run(spec, compute=compute, out=tmp_path / "whole")
+
+    def stop(progress: Progress, rounds: int) -> None:
+        if progress.rounds >= 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        noisegate.run(spec, compute=compute, out=tmp_path / "broken", watch=stop)
+    resumed = noisegate.run(spec, compute=compute, out=tmp_path / "broken", resume=True)
+    assert replace(resumed, seconds=0.0, ms_per_round=0.0) == replace(whole, seconds=0.0, ms_per_round=0.0)
+    for name in ("rounds.jsonl", "model.pt", "verdicts.npz"):
+        assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+@pytest.mark.parametrize("attack", ["gaussian", "label-flip"])
+def test_parts_change_nothing(attack) -> None:
+    whole = setup(attack=attack, rounds=3).federation
+    parts = replace(whole)
+    parts.active(parts.phase(0)).__dict__["at_once"] = 2
+    one, two = played(whole)[0], played(parts)[0]
+    assert torch.equal(one.reasons, two.reasons)
+    assert (one.state.uploads - two.state.uploads).norm(dim=1).max() <= ONE_ROUND * one.state.uploads.norm(dim=1).max()
+
+
+class Asks(noisegate.Mean):
+    """A rule that asks the host."""
+
+    def __call__(self, view, memory):
+        if float(view.norms.max()) < 0:
+            raise AssertionError
+        return super().__call__(view, memory)
+
+
+def test_a_rule_that_asks_the_host_is_played_kernel_by_kernel() -> None:
+    run = setup().federation
+    asked, rounds = played(replace(run, rule=Asks()))
+    assert list(rounds._device.graphs.values()) == [None]
+    assert same_bytes(asked, played(replace(run, rule=noisegate.Mean()))[0])

@@ -16,7 +16,7 @@ ROOT = Path(noisegate.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = {
-    **dict.fromkeys(("checks", "errors", "compute", "streams", "vectors", "version"), 0),
+    **dict.fromkeys(("checks", "errors", "compute", "kernels", "room", "streams", "vectors", "version"), 0),
     **dict.fromkeys(("views", "catalog", "sampling", "models", "data"), 1),
     **dict.fromkeys(("workers", "attacks", "aggregators", "privacy"), 2),
     **dict.fromkeys(("simulate", "flower"), 3),

@@ -12,7 +12,7 @@ from noisegate.simulate import Federation, first_state, play
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.views import Reason, Verdict
-from noisegate.workers import Clipped, Normalized, add_noise, choose_sums, direct_sums, rounded_sensitivity
+from noisegate.workers import Clipped, Direct, Normalized, choose_sums, fill_with_noise, rounded_sensitivity
 from oracles import ks_p_value
 
 SIGMA, BATCH, D = 3.0, 16, 20_000
@@ -37,6 +37,13 @@ def assert_noise(noise: torch.Tensor, s: float) -> None:
     assert ks_p_value(noise.flatten(), 1.1 * s) < FAILS
 
 
+def add_noise(sums: torch.Tensor, std: float, divisor: int, rng: torch.Generator) -> torch.Tensor:
+    """As a round does it: noise into the upload's place, then the sums."""
+    uploads = torch.full_like(sums, torch.nan)
+    fill_with_noise(uploads, std / divisor, rng)
+    return uploads.add_(sums, alpha=1 / divisor)
+
+
 def upload(round: int = 0, sums: torch.Tensor = SUMS) -> torch.Tensor:
     return add_noise(sums, SIGMA, BATCH, stream(1, "noise", round))
 
@@ -59,7 +66,7 @@ def test_the_same_stream_gives_the_same_bytes_and_another_round_does_not():
 
 
 def test_without_noise_an_upload_is_the_sum_over_the_divisor():
-    assert torch.equal(add_noise(SUMS, 0.0, BATCH, stream(1, "noise")), SUMS / BATCH)
+    torch.testing.assert_close(add_noise(SUMS, 0.0, BATCH, stream(1, "noise")), SUMS / BATCH)
 
 
 def test_adding_noise_leaves_the_sums_alone():
@@ -96,7 +103,10 @@ class Nobody:
 
     def check(self, honest, byzantine): ...
 
-    def needs_own(self, progress):
+    def phase(self, progress):
+        return None
+
+    def needs_own(self, phase):
         return True
 
 
@@ -130,17 +140,24 @@ def federation(worker, n: int = 4, sizes: int = 40, batch: int = 5) -> Federatio
     )
 
 
+def examples_of(run: Federation, t: int):
+    """(x, y, owner) of what everyone draws in round t, looked up one by one."""
+    drawn = run.sampling.over(run.sizes)(run.stream("batch", t))
+    owner, number = drawn.nonzero(as_tuple=True)
+    chosen = run.holdings[owner, number]
+    return run.x[chosen], run.y[chosen], owner
+
+
 @pytest.mark.parametrize("worker", [Normalized(0.1), Clipped(2.5)])
 def test_a_round_sends_exact_sums_plus_noise_of_sigma_times_sensitivity_over_the_public_batch(worker):
     run = federation(worker)
     state = first_state(run)
     drawn, noises = [], []
     for t in range(3):
-        batch = run.sampling.draw(run.sizes, stream(run.seed, "batch", t))
-        x, y, owner = run.examples(run.everyone, batch)
-        exact = direct_sums(worker, run.model, state.params, x, y, owner, state.uploads)
+        x, y, owner = examples_of(run, t)
+        exact = Direct(run.model)(worker, state.params, x, y, owner, state.uploads)
         state, _ = play(run, state, t)
-        drawn += batch.real.sum(1).tolist()
+        drawn += torch.bincount(owner, minlength=len(run.sizes)).tolist()
         noises.append(noise_of(state.uploads, exact, run.batch))
     noises = torch.cat(noises)
     s = SIGMA * rounded_sensitivity(worker, run.batch) / run.batch
@@ -158,7 +175,7 @@ def test_the_divisor_is_the_public_batch_and_not_the_drawn_size():
     run = federation(Normalized(0.0))
     run = Federation(**{**vars(run), "sigma": 0.0, "x": torch.ones_like(run.x), "y": torch.zeros_like(run.y)})
     state, _ = play(run, first_state(run), 0)
-    drawn = run.sampling.draw(run.sizes, stream(run.seed, "batch", 0)).real.sum(1)
+    drawn = torch.bincount(examples_of(run, 0)[2], minlength=len(run.sizes))
     assert len(set(drawn.tolist())) > 1
     torch.testing.assert_close(state.uploads.norm(dim=1), drawn / run.batch, rtol=1e-3, atol=0)  # margin 2^-14
 
@@ -182,8 +199,8 @@ def test_a_prepared_run_adds_the_noise_that_its_spec_states():
     setup = prepare(spec, Compute(device="cpu"), Dataset("mine", x, y, x[:20], y[:20], classes=2))
     run = setup.federation
     state, _ = play(run, first_state(run), 0)
-    x, y, owner = run.examples(run.everyone, run.sampling.draw(run.sizes, run.stream("batch", 0)))
-    exact = direct_sums(run.worker, run.model, run.model.initial(), x, y, owner, torch.zeros_like(state.uploads))
+    x, y, owner = examples_of(run, 0)
+    exact = Direct(run.model)(run.worker, run.model.initial(), x, y, owner, torch.zeros_like(state.uploads))
     assert_noise(noise_of(state.uploads, exact, 6), 4.0 * 0.5 / 6)
     assert run.rate == pytest.approx(0.3 * 2.0 / 4.0)
     assert setup.privacy.sigma == 4.0
@@ -194,8 +211,8 @@ def noises_of(spec: Spec, rounds: int = 2) -> torch.Tensor:
     run = prepare(spec, Compute(device="cpu")).federation
     state, found = first_state(run), []
     for t in range(rounds):
-        x, y, owner = run.examples(run.everyone, run.sampling.draw(run.sizes, run.stream("batch", t)))
-        exact = direct_sums(run.worker, run.model, state.params, x, y, owner, state.uploads)
+        x, y, owner = examples_of(run, t)
+        exact = Direct(run.model)(run.worker, state.params, x, y, owner, state.uploads)
         state, _ = play(run, state, t)
         found.append(noise_of(state.uploads, exact, run.batch))
     return torch.stack(found)
@@ -208,7 +225,7 @@ def test_a_run_and_those_it_is_compared_with_share_data_but_neither_noise_nor_ba
     ready = [prepare(each, Compute(device="cpu")).federation for each in runs]
     assert torch.equal(ready[0].holdings, ready[1].holdings)
     assert torch.equal(ready[0].model.initial(), ready[2].model.initial())
-    draws = [run.sampling.draw(run.sizes, run.stream("batch", 0)).index[:10, :8] for run in ready]
+    draws = [run.sampling.over(run.sizes)(run.stream("batch", 0))[:10] for run in ready]
     assert not torch.equal(draws[0], draws[1])
     noises = torch.cat([noises_of(each).flatten(0, 1) for each in runs])
     away = torch.corrcoef(noises) - torch.eye(len(noises))

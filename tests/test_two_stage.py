@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import normalize
 
 from noisegate.aggregators import TwoStage
 from noisegate.errors import SpecError
@@ -25,9 +26,8 @@ def view_of(uploads, auxiliary, top: int, ties=None, s: float = S) -> ServerView
         present=present,
         noise_std=s,
         believed_honest=top,
-        auxiliary=lambda: auxiliary,
+        auxiliary=lambda normalized: (normalize(auxiliary, dim=1) if normalized else auxiliary).mean(0),
         ties=torch.arange(len(uploads)) if ties is None else ties,
-        progress=0.0,
     )
 
 
@@ -222,8 +222,7 @@ def test_equal_scores_are_not_below_their_own_mean():
             present=torch.ones(n, dtype=torch.bool),
             noise_std=1.0,
             believed_honest=n,
-            auxiliary=lambda: torch.eye(1, d),
+            auxiliary=lambda normalized: torch.eye(1, d)[0],
             ties=torch.arange(n),
-            progress=0.0,
         )
         assert torch.equal(TwoStage(stages=2)(view, {}).score, uploads[:, 0])

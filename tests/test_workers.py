@@ -13,10 +13,10 @@ from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.workers import (
     Clipped,
+    Direct,
     Normalized,
     closed_form,
     contributions,
-    direct_sums,
     per_example_gradients,
     rounded_sensitivity,
 )
@@ -36,8 +36,8 @@ PROPERTY = settings(max_examples=150, deadline=None, derandomize=True)
 
 def sums_of(way: str, model: FlatModel):
     if way == "closed-form":
-        return ClosedForm.of(model).sums
-    return lambda worker, *rest: direct_sums(worker, model, *rest)
+        return ClosedForm.of(model)
+    return lambda worker, *rest: Direct(model)(worker, *rest)
 
 
 def small_models() -> dict[str, tuple[nn.Module, tuple[int, ...]]]:
@@ -73,7 +73,7 @@ def test_direct_sums_are_those_of_the_loop(name, momentum, chunk):
     x, y = torch.randn(6, *shape, generator=rng), torch.randint(0, 3, (6,), generator=rng)
     owner, last = torch.tensor([0, 0, 2, 2, 2, 3]), torch.randn(4, model.d, generator=rng) / model.d**0.5
     for worker, scale in ((Normalized(momentum), normalized), (Clipped(0.4, momentum), clipped(0.4))):
-        found = direct_sums(worker, model, params, x, y, owner, last, chunk)
+        found = Direct(model, chunk)(worker, params, x, y, owner, last)
         wanted = oracle_sums(scale, momentum, MODULES[name][0], params, x, y, owner, last)
         assert torch.linalg.vector_norm(found - wanted) <= FLOAT32 * 6
         assert not found[1].any()
@@ -260,7 +260,7 @@ def longest(momentum: float = 0.5) -> float:
     lengths = []
     for off in OFFS:
         model, params, x, y, last = opposite(off, momentum)
-        found = ClosedForm.of(model).sums(Normalized(momentum), params, x, y, one_owner(y), last)
+        found = ClosedForm.of(model)(Normalized(momentum), params, x, y, one_owner(y), last)
         lengths.append(float(torch.linalg.vector_norm(found.double())))
     return max(lengths)
 
@@ -330,5 +330,5 @@ def test_a_wide_layer_keeps_the_bound(inputs, against):
     g = per_example_gradients(model, params, x, y)
     for momentum in (0.1, 0.5):
         last = -against * (1 - momentum) / momentum * g
-        found = ClosedForm.of(model).sums(Normalized(momentum), params, x, y, one_owner(y), last)
+        found = ClosedForm.of(model)(Normalized(momentum), params, x, y, one_owner(y), last)
         assert SHORTEST <= torch.linalg.vector_norm(found.double()) <= 1

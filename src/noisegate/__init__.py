@@ -11,7 +11,7 @@ from noisegate.attacks import ALittle, Dormant, Gaussian, Honest, Inner, LabelFl
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.errors import DataError, NoisegateError, PrivacyError, SpecError, StoreError
-from noisegate.lab import Result, Spec, reference, run, undefended
+from noisegate.lab import Result, Spec, reference, run, run_together, undefended
 from noisegate.privacy import Guarantee, calibrate, epsilon, guarantee
 from noisegate.sampling import FixedSize, Poisson
 from noisegate.streams import stream
@@ -53,6 +53,7 @@ __all__ = [
     "guarantee",
     "reference",
     "run",
+    "run_together",
     "stream",
     "undefended",
 ]

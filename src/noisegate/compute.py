@@ -13,6 +13,9 @@ DEVICES = ("auto", "cpu", "cuda")
 SMALL = 2**19
 """Rounds of fewer uploaded floats take a few milliseconds: handing work to threads costs more than it saves."""
 
+DEFAULT_MEMORY = {"cpu": 1024, "cuda": 8192}
+"""MiB."""
+
 
 @dataclass(frozen=True)
 class Compute:
@@ -20,18 +23,26 @@ class Compute:
 
     device: "auto" takes a CUDA device if there is one.
     threads: CPU threads of torch; None takes torch's own choice, but one for a small run, which more only slow down.
-    chunk: most per-example gradients that may exist at once where they have to exist at all.
+    chunk: most per-example gradients that may exist at once where a model has no closed form.
+    memory: MiB that a round may use beside the uploads of this round and the last, the drawn examples included; 1,024
+        unless given, 8,192 on a CUDA device. It works on as many workers at a time as fit, and on one if none does.
+    graph: repeat rounds from a recorded CUDA graph. Without it every kernel is started by itself: the same numbers,
+        many times slower.
     """
 
     device: str = "auto"
     threads: int | None = None
     chunk: int = 128
+    memory: int | None = None
+    graph: bool = True
 
     def __post_init__(self) -> None:
         checks.one_of(DEVICES, device=self.device)
         checks.count(chunk=self.chunk)
         if self.threads is not None:
             checks.count(threads=self.threads)
+        if self.memory is not None:
+            checks.count(memory=self.memory)
         if self.device == "cuda" and not torch.cuda.is_available():
             raise SpecError("device = 'cuda': torch sees no CUDA device here; use --device cpu or auto")
 
@@ -41,6 +52,10 @@ class Compute:
         if name == "auto":
             name = "cuda" if torch.cuda.is_available() else "cpu"
         return torch.device(name)
+
+    def scratch(self) -> int:
+        """`memory` in bytes."""
+        return (self.memory or DEFAULT_MEMORY[self.resolve().type]) * 2**20
 
     @contextmanager
     def exact(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ so nobody can draw one way and be charged for another. Symbols: batch b_c, examp
 A batch can be drawn without dp-accounting; only `event` and `neighboring` need it.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
@@ -20,18 +21,78 @@ from torch import Tensor
 
 from noisegate.checks import count, positive, refuse
 from noisegate.errors import PrivacyError
+from noisegate.room import Room
+
+DRAWN_AT_ONCE = 256
+"""Workers whose uniforms exist at the same time. Part of what a seed means on a CUDA device: not to be changed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some workers next to each other, and where their examples lie in a `Batch`.
+
+    owner: (their examples,) counted from the first of these k workers, ascending; k where a place stayed empty.
+    width: no worker among them has more examples.
+    """
+
+    workers: slice
+    places: slice
+    owner: Tensor
+    width: int
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The draws of n workers, padded to one width.
+    """The drawn examples of n workers in one row, worker after worker.
 
-    `index` (n, width) int64 holds example numbers from 0 to sizes[i] - 1, and 0 in padding; `real` (n, width)
-    bool says which slots are drawn. Real slots come first in a row, and no row has one real number twice.
+    owner: (E,) the worker of each. flat: (E,) its place among everyone's examples, owner * longest + its own number.
+    Where there was a `Room`, the end of a part may be empty places: the last one always is. Their owner is n.
     """
 
-    index: Tensor
-    real: Tensor
+    owner: Tensor
+    flat: Tensor
+    parts: tuple[Part, ...]
+
+
+def gather(drawn: Tensor, workers: int, room: Room | None = None) -> Batch:
+    """The examples that `drawn` (n, longest) marks, in parts of at most so many workers each.
+
+    Without room every part is as large as it needs to be. With room it has `room.total` places and one that stays
+    empty.
+    """
+    n, longest = drawn.shape
+    slices = [slice(first, min(first + workers, n)) for first in range(0, n, workers)]
+    if room is None:
+        flat = drawn.flatten().nonzero().flatten()
+        owner = flat // longest
+        counts = torch.bincount(owner, minlength=n).tolist()
+        parts, begin = [], 0
+        for part in slices:
+            here = slice(begin, begin + sum(counts[part]))
+            parts.append(Part(part, here, owner[here] - part.start, max(1, *counts[part])))
+            begin = here.stop
+        return Batch(owner, flat, tuple(parts))
+    parts, flats, owners, size = [], [], [], room.total + 1
+    for i, part in enumerate(slices):
+        k = part.stop - part.start
+        flat = torch.nonzero_static(drawn[part].flatten(), size=size, fill_value=k * longest).flatten()
+        own = flat // longest
+        room.need(own[-1] == k)
+        parts.append(Part(part, slice(i * size, (i + 1) * size), own, room.width))
+        flats.append(flat)
+        owners.append(own)
+    if len(parts) == 1:
+        return Batch(owners[0], flats[0], tuple(parts))
+    shifted = [part.start * longest + flat for part, flat in zip(slices, flats, strict=True)]
+    named = [
+        torch.where(own == part.stop - part.start, n, own + part.start)
+        for part, own in zip(slices, owners, strict=True)
+    ]
+    return Batch(torch.cat(named), torch.cat(shifted), tuple(parts))
+
+
+Draw = Callable[[torch.Generator], Tensor]
+"""Gives (n, longest) bool: which of its examples each worker uses this time."""
 
 
 class Sampling(Protocol):
@@ -46,8 +107,8 @@ class Sampling(Protocol):
         """The public batch size b_c: the expected size of a draw, and the divisor of every upload."""
         ...
 
-    def draw(self, sizes: Tensor, rng: torch.Generator) -> Batch:
-        """One batch for each of n workers; `sizes` (n,) int64, `rng` and the batch live on one device."""
+    def over(self, sizes: Tensor) -> Draw:
+        """Draws for n workers that hold so many examples: (n,) int64, on the device of the generators to come."""
         ...
 
     def rate(self, examples: int) -> float:
@@ -66,6 +127,10 @@ class Sampling(Protocol):
         """A size that a batch exceeds with probability at most `tail`."""
         ...
 
+    def largest_sum(self, workers: int, tail: float) -> int:
+        """A number that the sizes of so many workers' batches together exceed with probability at most `tail`."""
+        ...
+
 
 @dataclass(frozen=True)
 class Poisson:
@@ -79,24 +144,21 @@ class Poisson:
     def __post_init__(self) -> None:
         count(batch=self.batch)
 
-    def draw(self, sizes: Tensor, rng: torch.Generator) -> Batch:
-        """A batch of random size for each worker, as wide as the largest one drawn and at least 1 wide.
+    def over(self, sizes: Tensor) -> Draw:
+        """Every worker's are marked at random, perhaps none.
 
         A float64 uniform has 53 random bits, so the chance of an example misses batch / examples by at most
         about 1e-16. A float32 has 24: it would miss by up to 6e-8, a relative error of 1e-5 at a rate of
         0.005, and the accountant would not know.
         """
-        longest = _longest(sizes, self.batch)
-        uniform = torch.rand(len(sizes), longest, generator=rng, dtype=torch.float64, device=sizes.device)
-        drawn = uniform < (self.batch / sizes.double())[:, None]
-        drawn &= torch.arange(longest, device=sizes.device) < sizes[:, None]
-        worker, example = drawn.nonzero(as_tuple=True)  # ordered by worker, so a worker's slots are consecutive
-        counts = torch.bincount(worker, minlength=len(sizes))
-        slot = torch.arange(len(worker), device=sizes.device) - (counts.cumsum(0) - counts)[worker]
-        width = max(int(counts.max()), 1)
-        index = torch.zeros(len(sizes), width, dtype=torch.int64, device=sizes.device)
-        index[worker, slot] = example
-        return Batch(index, torch.arange(width, device=sizes.device) < counts[:, None])
+        held = _held(sizes, self.batch)
+        chance = (self.batch / sizes.double())[:, None]
+
+        def draw(rng: torch.Generator) -> Tensor:
+            drawn = [uniform < chance[block] for block, uniform in _uniform(held, rng)]
+            return _joined(drawn) if held.all else _joined(drawn).logical_and_(held.marks)
+
+        return draw
 
     def rate(self, examples: int) -> float:
         """batch / examples."""
@@ -120,6 +182,13 @@ class Poisson:
         _tail(tail)
         return int(binom.isf(tail, examples, self.rate(examples)))
 
+    def largest_sum(self, workers: int, tail: float) -> int:
+        """A Poisson quantile: a sum of independent events exceeds one beyond its median no more often than that."""
+        from scipy.stats import poisson
+
+        _tail(tail)
+        return int(poisson.isf(tail, workers * self.batch))
+
 
 @dataclass(frozen=True)
 class FixedSize:
@@ -133,13 +202,19 @@ class FixedSize:
     def __post_init__(self) -> None:
         count(batch=self.batch)
 
-    def draw(self, sizes: Tensor, rng: torch.Generator) -> Batch:
-        """The examples with the smallest of independent uniform keys (float64, so that ties hardly occur)."""
-        longest = _longest(sizes, self.batch)
-        keys = torch.rand(len(sizes), longest, generator=rng, dtype=torch.float64, device=sizes.device)
-        keys.masked_fill_(torch.arange(longest, device=sizes.device) >= sizes[:, None], 2.0)  # never drawn
-        index = torch.topk(keys, self.batch, dim=1, largest=False, sorted=False).indices
-        return Batch(index, torch.ones_like(index, dtype=torch.bool))
+    def over(self, sizes: Tensor) -> Draw:
+        """Marked are the smallest of independent uniform keys (float64, so that ties hardly occur)."""
+        held = _held(sizes, self.batch)
+
+        def draw(rng: torch.Generator) -> Tensor:
+            drawn = []
+            for block, keys in _uniform(held, rng):
+                keys.masked_fill_(~held.marks[block], 2.0)  # never drawn
+                smallest = torch.topk(keys, self.batch, dim=1, largest=False, sorted=False).indices
+                drawn.append(torch.zeros_like(held.marks[block]).scatter_(1, smallest, True))
+            return _joined(drawn)
+
+        return draw
 
     def rate(self, examples: int) -> float:
         """batch / examples."""
@@ -164,6 +239,11 @@ class FixedSize:
         _fits(self.batch, examples)
         return self.batch
 
+    def largest_sum(self, workers: int, tail: float) -> int:
+        """workers * batch, whatever the tail."""
+        _tail(tail)
+        return workers * self.batch
+
 
 SAMPLINGS: dict[str, type[Poisson] | type[FixedSize]] = {"poisson": Poisson, "fixed": FixedSize}
 
@@ -187,7 +267,34 @@ def _fits(batch: int, examples: int) -> None:
         raise refuse("batch", batch, f"a worker has only {examples} examples; lower batch to {examples} or less")
 
 
-def _longest(sizes: Tensor, batch: int) -> int:
+@dataclass(frozen=True, eq=False)
+class _Held:
+    """marks: (n, longest) which numbers are those of examples. all: whether every one is."""
+
+    marks: Tensor
+    all: bool
+
+
+def _held(sizes: Tensor, batch: int) -> _Held:
+    longest = check_sizes(sizes, batch)
+    marks = torch.arange(longest, device=sizes.device) < sizes[:, None]
+    return _Held(marks, bool(marks.all()))
+
+
+def _uniform(held: _Held, rng: torch.Generator) -> Iterator[tuple[slice, Tensor]]:
+    """(which workers, a float64 uniform for each of their examples), a block of workers at a time."""
+    n, longest = held.marks.shape
+    for first in range(0, n, DRAWN_AT_ONCE):
+        block = slice(first, min(first + DRAWN_AT_ONCE, n))
+        shape = block.stop - first, longest
+        yield block, torch.rand(shape, generator=rng, dtype=torch.float64, device=held.marks.device)
+
+
+def _joined(blocks: list[Tensor]) -> Tensor:
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+
+def check_sizes(sizes: Tensor, batch: int) -> int:
     """The largest size, after checking that every worker can fill a batch."""
     if sizes.dim() != 1 or len(sizes) == 0 or sizes.dtype != torch.int64:
         shape = f"{tuple(sizes.shape)} {sizes.dtype}"

@@ -23,8 +23,14 @@ MT_BYTES = 5056  # of that saved state
 
 def stream(seed: int, name: str, round: int = 0, device: torch.device | str = "cpu") -> torch.Generator:
     """The generator of `name` in `round` of the run with `seed`, on `device`."""
-    text = f"{seed}/{name}/{round}".encode()
     generator = torch.Generator(device=device)
+    rewind(generator, seed, name, round)
+    return generator
+
+
+def rewind(generator: torch.Generator, seed: int, name: str, round: int = 0) -> None:
+    """Make `generator` what `stream` would give on its device."""
+    text = f"{seed}/{name}/{round}".encode()
     generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
     if generator.device.type == "cpu":
         # On a CPU torch keeps 32 bits of a seed. So few would make two of a run's 1,500 noise streams the same with
@@ -37,4 +43,3 @@ def stream(seed: int, name: str, round: int = 0, device: torch.device | str = "c
         words = np.frombuffer(hashlib.shake_256(text).digest(4 * MT_WORDS), dtype="<u4").astype(np.int64)
         state.view(torch.int64)[MT_START : MT_START + MT_WORDS] = torch.from_numpy(words)
         generator.set_state(state)
-    return generator

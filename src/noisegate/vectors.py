@@ -1,6 +1,7 @@
 """Model and flat vector: everything that travels between workers and server is one vector of d floats."""
 
 import copy
+import functools
 from collections.abc import Callable
 
 import torch
@@ -63,6 +64,12 @@ class FlatModel:
                 "use reduction='none'"
             )
         return losses
+
+
+@functools.lru_cache(maxsize=256)
+def counting(count: int, device: torch.device) -> Tensor:
+    """0, 1, 2, ... count - 1: one tensor for all who ask, so nobody may write to it."""
+    return torch.arange(count, device=device)
 
 
 def add_rows(sums: Tensor, owner: Tensor, values: Tensor) -> None:

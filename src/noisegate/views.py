@@ -5,7 +5,7 @@ through the views below, in the simulator and in a deployment alike.
 """
 
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from noisegate.errors import SpecError
+from noisegate.room import Room
 
 Memory = Mapping[str, Tensor]
 
@@ -64,9 +65,11 @@ class ServerView:
     present: (n,) False for a malformed upload, which no rule may keep.
     noise_std: per-coordinate standard deviation s of the noise in an honest upload.
     believed_honest: how many workers the server believes honest, k = ceil(gamma n).
-    auxiliary: gives the (P, d) gradients of the server's own examples at the current model.
+    auxiliary: gives (d,) the mean gradient of the server's own examples at the current model, as `auxiliary(False)`;
+        as `auxiliary(True)` each of them is scaled to length 1 first. An example without a finite gradient counts as
+        zeros.
     ties: (n,) a fresh random order of the workers; equal scores are ranked by it.
-    progress: share of the rounds that lie behind, 0 <= progress < 1.
+    memory: most bytes that a rule may use beside the uploads.
     """
 
     uploads: Tensor
@@ -74,9 +77,9 @@ class ServerView:
     present: Tensor
     noise_std: float
     believed_honest: int
-    auxiliary: Callable[[], Tensor]
+    auxiliary: Callable[[bool], Tensor]
     ties: Tensor
-    progress: float
+    memory: int = 2**28
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,7 @@ class DataView:
     """What an adversary knows when it poisons its own examples."""
 
     classes: int
-    progress: float
+    phase: Hashable
     rng: torch.Generator
 
 
@@ -94,22 +97,31 @@ class AdversaryView:
 
     All of it is copies: nothing that an attack does to them reaches an honest worker or the server.
 
-    see_honest: gives the (H, d) uploads of the honest workers; see `honest`.
-    own: (M, d) what its workers would send if they followed the protocol on their own (poisoned) data; rows of zeros
-        if the attack said it does not need them.
+    workers: M, how many it controls.
+    see_honest, see_own: give the uploads of the honest workers and of its own; see `honest` and `own`.
+    phase: what the attack made of the point that the run has reached.
     """
 
+    workers: int
     see_honest: Callable[[], Tensor]
-    own: Tensor
+    see_own: Callable[[], Tensor]
     params: Tensor
     noise_std: float
-    progress: float
+    phase: Hashable
     rng: torch.Generator
 
     @property
     def honest(self) -> Tensor:
         """(H, d) what the honest workers send this round."""
         return self.see_honest()
+
+    @property
+    def own(self) -> Tensor:
+        """(M, d) what its workers would send if they followed the protocol on their own (poisoned) data.
+
+        Rows of zeros if the attack said it does not need them.
+        """
+        return self.see_own()
 
 
 @typing.runtime_checkable
@@ -128,14 +140,21 @@ class Attack(Protocol):
     def check(self, honest: int, byzantine: int) -> None:
         """Raise SpecError if the attack does not exist for these numbers."""
 
-    def needs_own(self, progress: float) -> bool:
+    def phase(self, progress: float) -> Hashable:
+        """What the attack does when this share of the rounds lies behind: a word, a number, anything that compares.
+
+        All that an attack learns of the time. A round is prepared once for each phase and then repeated, so there
+        should be few; an attack that always does the same has one.
+        """
+
+    def needs_own(self, phase: Hashable) -> bool:
         """Whether `forge` reads what its workers would have sent; if not, they need not compute it."""
 
     def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
         """The adversary's own examples as it wants them to be."""
 
-    def forge(self, view: AdversaryView) -> Tensor:
-        """(M, d) what the adversary's workers send."""
+    def forge(self, view: AdversaryView) -> Tensor | None:
+        """(M, d) what the adversary's workers send; None for what the protocol computed."""
 
 
 @typing.runtime_checkable
@@ -153,24 +172,30 @@ class Worker(Protocol):
         """The factor of a mixed gradient of each (positive, finite) length."""
 
 
-def checked_examples(x: Tensor, y: Tensor, count: int, classes: int) -> tuple[Tensor, Tensor]:
+def checked_examples(x: Tensor, y: Tensor, count: int, classes: int, room: Room | None = None) -> tuple[Tensor, Tensor]:
     """Poisoned examples that can be trained on: as many as there were, with labels that exist. SpecError otherwise."""
-    if len(x) != count or y.shape != (count,) or bool(((y < 0) | (y >= classes)).any()):
+    form = len(x) == count and y.shape == (count,)
+    exist = (y >= 0) & (y < classes)
+    if room:
+        room.need(exist)
+    if not form or (not room and not bool(exist.all())):
         raise SpecError(f"attack: its poison must give {count} examples with labels 0 to {classes - 1} back")
     return x, y
 
 
-def receive(uploads: Any, workers: int, d: int, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def receive(uploads: Any, workers: int, d: int, like: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """Anything at all -> (uploads, norms, present): finite rows, their lengths, and which of them were well formed.
 
-    An upload whose length overflows the floating-point type counts as malformed.
+    An upload whose length overflows the floating-point type counts as malformed, and becomes a row of zeros.
+    in_place: `uploads` is a (workers, d) tensor of the caller's own, and may be written to.
     """
     rows = as_rows(uploads, workers, d, like)
     norms = torch.linalg.vector_norm(rows, dim=1)
-    present = norms.isfinite()
-    if not bool(present.all()):
-        rows = torch.where(present[:, None], rows, 0.0)
-        norms = torch.where(present, norms, 0.0)
+    present = norms < torch.inf  # nor is NaN
+    if rows.is_cuda or not bool(present.all()):  # to look would make the host wait for the device
+        absent = ~present
+        rows = rows.masked_fill_(absent[:, None], 0.0) if in_place else rows.masked_fill(absent[:, None], 0.0)
+        norms.masked_fill_(absent, 0.0)
     return rows, norms, present
 
 

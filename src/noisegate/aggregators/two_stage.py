@@ -44,47 +44,42 @@ class TwoStage:
 
     def __call__(self, view: ServerView, memory: Memory) -> Verdict:
         reason = self._first_stage(view)
-        passed = reason == Reason.KEPT.value
         score = torch.zeros_like(view.norms)
         if self.stages != 1:
-            selected, score, memory = self._second_stage(view, passed, memory)
-            reason = torch.where(passed & ~selected, Reason.SCORE.value, reason)
+            passed = reason == Reason.KEPT.value
+            others, score, memory = self._second_stage(view, passed, memory)
+            reason.masked_fill_(passed & others, Reason.SCORE.value)
         kept = reason == Reason.KEPT.value
         divisor = len(kept) if self.divisor == "workers" else None
         return Verdict(average_of(view.uploads, kept, divisor), kept, reason, score, memory)
 
     def _first_stage(self, view: ServerView) -> Tensor:
         """(n,) KEPT, or the first test that an upload failed."""
-        reason = torch.where(view.present, Reason.KEPT.value, Reason.MALFORMED.value)
-        if self.stages == 2:
-            return reason
-        low, high = norm_interval(view.uploads.shape[1], view.noise_std, self.width)
-        outside = (view.norms < low) | (view.norms > high)
-        unlike = ks_rejects(view.uploads, view.noise_std, self.significance)
-        reason = torch.where(view.present & unlike, Reason.DISTRIBUTION.value, reason)
-        return torch.where(view.present & outside, Reason.NORM.value, reason)
+        reason = torch.full_like(view.present, Reason.KEPT.value, dtype=torch.int64)
+        if self.stages != 2:
+            low, high = norm_interval(view.uploads.shape[1], view.noise_std, self.width)
+            outside = (view.norms < low) | (view.norms > high)
+            unlike = ks_rejects(view.uploads, view.noise_std, self.significance, view.memory)
+            reason.masked_fill_(unlike, Reason.DISTRIBUTION.value).masked_fill_(outside, Reason.NORM.value)
+        return reason.masked_fill_(~view.present, Reason.MALFORMED.value)
 
     def _second_stage(self, view: ServerView, passed: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Memory]:
-        """(n,) whom the accumulated scores select, (n,) those scores, and the new memory."""
+        """(n,) whom the accumulated scores leave out, (n,) those scores, and the new memory."""
         top = view.believed_honest
-        gradient = self._server_gradient(view.auxiliary(), memory)
+        gradient = self._server_gradient(view, memory)
         # A product that overflows says nothing, and must not stay in the memory.
-        score = torch.where(passed, view.uploads @ gradient, 0.0).nan_to_num(0.0, 0.0, 0.0)
+        score = (view.uploads @ gradient).masked_fill_(~passed, 0.0).nan_to_num_(0.0, 0.0, 0.0)
         # In float64: in float32 the mean of equal scores can come out above them all.
         threshold = score.double().topk(top).values.mean()
-        score = torch.where(score < threshold, 0.0, score)
-        total = score + memory.get("total", torch.zeros_like(score))
+        score.masked_fill_(score < threshold, 0.0)
+        total = score + memory["total"] if "total" in memory else score
         # Equal totals, as in the first rounds, are ranked by a random order and never by position.
         ranking = view.ties[torch.argsort(total[view.ties], descending=True, stable=True)]
-        selected = torch.zeros_like(passed).index_fill_(0, ranking[:top], True)
-        return selected, total, {"total": total, "gradient": gradient}
+        others = torch.ones_like(passed).index_fill_(0, ranking[:top], False)
+        return others, total, {"total": total, "gradient": gradient}
 
-    def _server_gradient(self, gradients: Tensor, memory: Memory) -> Tensor:
-        # An auxiliary example without a finite gradient says nothing, and must not stay in the memory.
-        gradients = torch.where(gradients.isfinite().all(1, keepdim=True), gradients, 0.0)
-        if self.server_gradient == "normalized":
-            gradients = torch.nn.functional.normalize(gradients, dim=1)
-        now = gradients.mean(0).nan_to_num(0.0, 0.0, 0.0)
+    def _server_gradient(self, view: ServerView, memory: Memory) -> Tensor:
+        now = view.auxiliary(self.server_gradient == "normalized").nan_to_num(0.0, 0.0, 0.0)
         if not self.server_momentum:
             return now
         before = memory.get("gradient", now)

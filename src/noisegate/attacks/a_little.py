@@ -43,5 +43,5 @@ class ALittle(Forger):
     def forge(self, view: AdversaryView) -> Tensor:
         """The same upload from everyone."""
         honest = view.honest
-        z = self.deviation if self.deviation is not None else largest_deviation(len(honest), len(view.own))
-        return (honest.mean(0) - z * honest.std(0, correction=0)).expand_as(view.own)
+        z = self.deviation if self.deviation is not None else largest_deviation(len(honest), view.workers)
+        return (honest.mean(0) - z * honest.std(0, correction=0)).expand(view.workers, -1)

@@ -1,7 +1,8 @@
 """Any attack, asleep for the first part of the run: the paper's adaptive attacker."""
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from noisegate.attacks.label_flip import LabelFlip
 from noisegate.views import AdversaryView, Attack, DataView
 
 ASLEEP = ("behave", "copy")
+SLEEP = "asleep"
 
 
 @dataclass(frozen=True)
@@ -30,27 +32,34 @@ class Dormant(Honest):
         checks.share(until=self.until)
         checks.one_of(ASLEEP, asleep=self.asleep)
 
-    def _sleeps(self, progress: float) -> bool:
-        return progress < self.until
-
     def check(self, honest: int, byzantine: int) -> None:
         """As the attack itself."""
         self.attack.check(honest, byzantine)
 
-    def needs_own(self, progress: float) -> bool:
+    def phase(self, progress: float) -> Hashable:
+        """SLEEP until the share `until` has passed, then what the attack makes of the time."""
+        return SLEEP if progress < self.until else ("awake", self.attack.phase(progress))
+
+    def needs_own(self, phase: Hashable) -> bool:
         """Asleep, only to behave; awake, as the attack itself."""
-        return self.asleep == "behave" if self._sleeps(progress) else self.attack.needs_own(progress)
+        return self.asleep == "behave" if phase == SLEEP else self.attack.needs_own(_inner(phase))
 
     def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
         """Clean data until it wakes."""
-        return (x, y) if self._sleeps(view.progress) else self.attack.poison(x, y, view)
+        return (x, y) if view.phase == SLEEP else self.attack.poison(x, y, replace(view, phase=_inner(view.phase)))
 
-    def forge(self, view: AdversaryView) -> Tensor:
+    def forge(self, view: AdversaryView) -> Tensor | None:
         """Trustworthy uploads until it wakes."""
-        if not self._sleeps(view.progress):
-            return self.attack.forge(view)
+        if view.phase != SLEEP:
+            return self.attack.forge(replace(view, phase=_inner(view.phase)))
         if self.asleep == "behave":
-            return view.own
+            return None
         honest = view.honest
         device = honest.device
-        return honest[torch.randint(len(honest), (len(view.own),), generator=view.rng, device=device)]
+        return honest[torch.randint(len(honest), (view.workers,), generator=view.rng, device=device)]
+
+
+def _inner(phase: Any) -> Hashable:
+    """The phase of the attack that woke up."""
+    inner: Hashable = phase[1]
+    return inner

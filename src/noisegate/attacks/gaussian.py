@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from noisegate import checks
@@ -23,4 +22,5 @@ class Gaussian(Forger):
 
     def forge(self, view: AdversaryView) -> Tensor:
         """Pure noise."""
-        return torch.empty_like(view.own).normal_(0.0, self.scale * view.noise_std, generator=view.rng)
+        noise = view.params.new_empty(view.workers, len(view.params))
+        return noise.normal_(0.0, self.scale * view.noise_std, generator=view.rng)

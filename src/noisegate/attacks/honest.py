@@ -1,5 +1,6 @@
 """The attack that behaves, and the base of all others."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,7 +18,11 @@ class Honest:
     def check(self, honest: int, byzantine: int) -> None:
         """Exists for any numbers."""
 
-    def needs_own(self, progress: float) -> bool:
+    def phase(self, progress: float) -> Hashable:
+        """Always the same."""
+        return None
+
+    def needs_own(self, phase: Hashable) -> bool:
         """Sends what the protocol computes."""
         return True
 
@@ -25,9 +30,9 @@ class Honest:
         """Leaves its examples as they are."""
         return x, y
 
-    def forge(self, view: AdversaryView) -> Tensor:
+    def forge(self, view: AdversaryView) -> Tensor | None:
         """Sends what the protocol computes."""
-        return view.own
+        return None
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,6 @@ class Forger(Honest):
 
     knows: ClassVar[str] = "everything but the auxiliary data"
 
-    def needs_own(self, progress: float) -> bool:
+    def needs_own(self, phase: Hashable) -> bool:
         """Never reads what the protocol would have computed."""
         return False

@@ -23,4 +23,4 @@ class Inner(Forger):
 
     def forge(self, view: AdversaryView) -> Tensor:
         """The same upload from everyone."""
-        return (-self.scale * view.honest.mean(0)).expand_as(view.own)
+        return (-self.scale * view.honest.mean(0)).expand(view.workers, -1)

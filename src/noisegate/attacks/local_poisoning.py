@@ -29,4 +29,4 @@ class LocalPoisoning(Forger):
     def forge(self, view: AdversaryView) -> Tensor:
         """The same upload from everyone."""
         honest = view.honest
-        return (honest.sum(0) / -math.sqrt(len(honest))).expand_as(view.own)
+        return (honest.sum(0) / -math.sqrt(len(honest))).expand(view.workers, -1)

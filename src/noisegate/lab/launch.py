@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from noisegate.compute import Compute
 from noisegate.data import Dataset, own_path
 from noisegate.errors import StoreError
-from noisegate.lab.setup import Setup, prepare
+from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.lab.spec import Spec
 from noisegate.lab.store import RunFolder
 from noisegate.models import check_module
-from noisegate.simulate import Progress, shares, start, train
+from noisegate.simulate import Progress, Training, abreast, shares, start
 from noisegate.vectors import Loss, cross_entropy
 
 Watch = Callable[[Progress, int], None]
@@ -94,7 +94,34 @@ def run(
             if folder:
                 folder.begin(spec, resume, inputs, setup.x_test.device)
                 progress = folder.checkpoint(setup.federation) or progress
-            return _play(spec, setup, progress, folder, watch)
+            return _play(spec, setup, progress, folder, watch, compute.graph)
+
+
+def run_together(
+    specs: Sequence[Spec], *, compute: Compute | None = None, dataset: Dataset | None = None, watch: Watch | None = None
+) -> list[Result]:
+    """Run several specs on one device at the same time; the results are those of `run` one by one, to the byte.
+
+    On a CUDA device their rounds fill it together, each on its own stream, and they share the data they have in common.
+    What a spec needs there is its model, its uploads twice, and `compute.memory`. On a CPU they run one after the
+    other. watch: called every so often with the progress of the run that is furthest behind.
+    """
+    compute = compute or Compute()
+    if compute.resolve().type == "cpu":
+        return [run(spec, compute=compute, dataset=dataset, watch=watch) for spec in specs]
+    with compute.exact():
+        shared = SharedData()
+        setups = [prepare(spec, compute, dataset, shared=shared) for spec in specs]
+        trainings = [_training(setup, start(setup.federation), compute.graph) for setup in setups]
+        began = time.perf_counter()
+        while going := [training for training in trainings if not training.over]:
+            abreast(going)
+            behind = min(going, key=lambda training: training.played)
+            if watch:
+                watch(behind.settled(), behind.federation.rounds)
+        seconds = (time.perf_counter() - began) / max(1, len(specs))
+        found = [replace(training.settled(wait=True), seconds=seconds) for training in trainings]
+    return [_summarize(*each) for each in zip(specs, setups, found, strict=True)]
 
 
 def fingerprint(spec: Spec, dataset: Dataset | None, model: nn.Module | None) -> str:
@@ -129,25 +156,36 @@ def undefended(spec: Spec) -> Spec:
     return replace(spec, aggregator="mean")
 
 
-def _play(spec: Spec, setup: Setup, progress: Progress, folder: RunFolder | None, watch: Watch | None) -> Result:
+def _training(setup: Setup, progress: Progress, graph: bool) -> Training:
+    return Training(setup.federation, progress, setup.x_test, setup.y_test, setup.evaluate_every, graph)
+
+
+def _play(
+    spec: Spec, setup: Setup, progress: Progress, folder: RunFolder | None, watch: Watch | None, graph: bool
+) -> Result:
     """Play to the end. An interruption saves where the run stands, after the last whole round."""
-    federation, saved = setup.federation, len(progress.curve)
+    training, saved = _training(setup, progress, graph), len(progress.curve)
     began = time.perf_counter() - progress.seconds
+
+    def stands(wait: bool = False) -> Progress:
+        return replace(training.settled(wait), seconds=time.perf_counter() - began)
+
     try:
-        for now in train(federation, progress, setup.x_test, setup.y_test, setup.evaluate_every):
-            progress = replace(now, seconds=time.perf_counter() - began)
+        while not training.over:
+            abreast([training])
+            progress = stands()
             if folder and len(progress.curve) > saved:
                 saved = len(progress.curve)
-                folder.save(progress)
+                folder.save(stands(wait=True))
             if watch:
-                watch(progress, federation.rounds)
+                watch(progress, training.federation.rounds)
     except KeyboardInterrupt:
         if folder:
-            folder.save(progress)
+            folder.save(stands(wait=True))
         raise
-    result = _summarize(spec, setup, progress)
+    result = _summarize(spec, setup, stands(wait=True))
     if folder:
-        folder.finish(federation, progress, result.as_dict())
+        folder.finish(setup.federation, stands(wait=True), result.as_dict())
     return result
 
 

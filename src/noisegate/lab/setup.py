@@ -25,6 +25,9 @@ BASE_EPSILON = 2.0
 DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
 """For data that a user brings."""
 
+GRADIENT_COPIES = 8
+"""Floats per parameter that a gradient takes on the direct way: itself, mixed and scaled in float64, and the rest."""
+
 MOST_WORKERS = 100_000
 EVALUATIONS = 20
 STATED = "stated"
@@ -56,17 +59,45 @@ class Setup:
     model: str
 
 
+class SharedData:
+    """Data that several runs use, read once and brought to the device once."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[str, int], Dataset] = {}
+        self._moved: dict[tuple[int, torch.device], tuple[Dataset, tuple[Tensor, ...]]] = {}
+
+    def load(self, spec: Spec) -> Dataset:
+        """The data of a spec. Those of a user's own file are split by the seed; the others are the same for all."""
+        key = spec.dataset, spec.seed if data.own_path(spec.dataset) else 0
+        if key not in self._read:
+            self._read[key] = data.load(spec.dataset, stream(spec.seed, "test-split"))
+        return self._read[key]
+
+    def on(self, device: torch.device, dataset: Dataset) -> tuple[Tensor, ...]:
+        """(x, y, x_test, y_test) there."""
+        key = id(dataset), device  # the entry keeps the data set, so that its id stays its own
+        if key not in self._moved:
+            tensors = (dataset.x, dataset.y, dataset.x_test, dataset.y_test)
+            self._moved[key] = dataset, tuple(tensor.to(device) for tensor in tensors)
+        return self._moved[key][1]
+
+
 def prepare(
     spec: Spec,
     compute: Compute,
     dataset: Dataset | None = None,
     module: nn.Module | None = None,
     loss: Loss = cross_entropy,
+    shared: "SharedData | None" = None,
 ) -> Setup:
-    """Everything a run needs. `dataset` and `module` take the place of the spec's names."""
+    """Everything a run needs. `dataset` and `module` take the place of the spec's names.
+
+    shared: data that other runs brought to the device, and a place for those that this one brings.
+    """
+    shared = shared or SharedData()
     device = compute.resolve()
     defaults = data.SOURCES.get(spec.dataset) if dataset is None else None
-    dataset = dataset or data.load(spec.dataset, stream(spec.seed, "test-split"))
+    dataset = dataset or shared.load(spec)
     honest = spec.workers or (defaults.workers if defaults else DEFAULT_WORKERS)
     byzantine = spec.count_byzantine(honest)
     if honest + byzantine > MOST_WORKERS:
@@ -98,10 +129,12 @@ def prepare(
         name = type(module).__name__
         check_module(module)
     model = FlatModel(module, loss, device)
-    x, y = dataset.x.to(device), dataset.y.to(device)
+    x, y, x_test, y_test = shared.on(device, dataset)
+    memory = compute.scratch()
+    chunk = max(1, min(compute.chunk, memory // (4 * GRADIENT_COPIES * model.d)))
     federation = Federation(
         model=model,
-        sums=choose_sums(model, model.initial(), x[:4], y[:4], chunk=compute.chunk),
+        sums=choose_sums(model, model.initial(), x[:4], y[:4], chunk=chunk),
         worker=spec.build_worker(),
         sampling=sampling,
         attack=attack,
@@ -121,9 +154,9 @@ def prepare(
         rounds=rounds,
         seed=spec.seed,
         name=spec.name(),
+        memory=memory,
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
-    x_test, y_test = dataset.x_test.to(device), dataset.y_test.to(device)
     return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
 
 

@@ -94,7 +94,7 @@ class RunFolder:
         device = federation.byzantine.device
         try:
             saved = torch.load(path, map_location=device, weights_only=True)
-            state = State(saved["params"], saved["uploads"], saved["memory"])
+            state = State(saved["params"], saved["uploads"], saved["memory"], torch.empty_like(saved["uploads"]))
             curve = tuple(json.loads(saved["curve"]))
             return Progress(saved["rounds"], state, curve, saved["reasons"], saved["scores"], saved["seconds"])
         except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, pickle.UnpicklingError):

@@ -1,13 +1,18 @@
 """The protocol on one machine: all workers of a round in one batched computation."""
 
 from noisegate.simulate.federation import Federation, State, first_state
+from noisegate.simulate.progress import Progress, count_reasons, shares, start
 from noisegate.simulate.round import play
-from noisegate.simulate.train import Progress, accuracy, count_reasons, shares, start, train
+from noisegate.simulate.rounds import Rounds
+from noisegate.simulate.train import Training, abreast, accuracy, train
 
 __all__ = [
     "Federation",
     "Progress",
+    "Rounds",
     "State",
+    "Training",
+    "abreast",
     "accuracy",
     "count_reasons",
     "first_state",

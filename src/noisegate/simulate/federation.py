@@ -1,19 +1,25 @@
 """Who takes part in a simulated run, and the state that a round takes in and gives out."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from noisegate.sampling import Batch, Sampling
-from noisegate.streams import stream
+from noisegate.room import TAIL, Room
+from noisegate.sampling import Batch, Draw, Sampling
+from noisegate.streams import rewind
 from noisegate.vectors import FlatModel
 from noisegate.views import Attack, Memory, Rule, Worker
 from noisegate.workers import Sums, rounded_sensitivity
 
+CACHED = 2**24
+"""Floats of work at a time that a CPU is fastest with."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Federation:
     """Everything about a run that does not change from round to round.
 
@@ -21,6 +27,7 @@ class Federation:
     workers' positions, padded; sizes: (n,) how many. byzantine: (n,) who lies; only the attack may know.
     name: of the run. Two runs with one seed share data and weights, but by their names neither noise nor batches: the
     difference of two uploads with the same noise would show a worker's gradients bare.
+    memory: bytes that a round may use beside the uploads of this round and the last.
     """
 
     model: FlatModel
@@ -44,6 +51,7 @@ class Federation:
     rounds: int
     seed: int
     name: str = ""
+    memory: int = 2**30
 
     @cached_property
     def everyone(self) -> Tensor:
@@ -60,20 +68,109 @@ class Federation:
         """(M,) the positions of the Byzantine workers."""
         return self.everyone[self.byzantine]
 
-    def stream(self, what: str, t: int) -> torch.Generator:
-        """The generator of this run for `what` in round `t`."""
-        return stream(self.seed, f"{what}/{self.name}" if self.name else what, t, self.byzantine.device)
-
     @property
     def noise_std(self) -> float:
         """Standard deviation of the noise in each coordinate of an upload, s = sigma sensitivity / batch."""
         return self.sigma * rounded_sensitivity(self.worker, self.batch) / self.batch
 
-    def examples(self, rows: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-        """(x, y, owner) of the drawn examples of the workers `rows`; `owner` numbers them 0.. in that order."""
-        owner, slot = batch.real.nonzero(as_tuple=True)
-        chosen = self.holdings[rows[owner], batch.index[owner, slot]]
-        return self.x[chosen], self.y[chosen], owner
+    def phase(self, t: int) -> Hashable:
+        """What the attack makes of round `t`."""
+        return self.attack.phase(t / self.rounds)
+
+    def stream(self, what: str, t: int) -> torch.Generator:
+        """The generator of this run for `what` in round `t`."""
+        generator = torch.Generator(device=self.byzantine.device)
+        self.rewind(generator, what, t)
+        return generator
+
+    def rewind(self, generator: torch.Generator, what: str, t: int) -> None:
+        """Make `generator` what `stream` gives."""
+        rewind(generator, self.seed, f"{what}/{self.name}" if self.name else what, t)
+
+    def active(self, phase: Hashable) -> "Active":
+        """Who computes: everyone, or the honest workers if the adversary makes its uploads up."""
+        return self._all_active if self.attack.needs_own(phase) else self._honest_active
+
+    @cached_property
+    def _all_active(self) -> "Active":
+        return Active(self, self.everyone)
+
+    @cached_property
+    def _honest_active(self) -> "Active":
+        return Active(self, self.honest_rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Active:
+    """The workers of a federation that compute in a round, by their positions `rows`."""
+
+    federation: Federation
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def everyone(self) -> bool:
+        """Whether nobody is left out."""
+        return len(self) == len(self.federation.byzantine)
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """(k,) how many examples each holds."""
+        return self.federation.sizes[self.rows]
+
+    @cached_property
+    def longest(self) -> int:
+        """The largest of the sizes."""
+        return int(self.sizes.max())
+
+    @cached_property
+    def draw(self) -> Draw:
+        """Draws their batches."""
+        return self.federation.sampling.over(self.sizes)
+
+    @cached_property
+    def lying(self) -> Tensor:
+        """(k + 1,) who of them lies; nobody does in an empty place."""
+        return functional.pad(self.federation.byzantine[self.rows], (0, 1))
+
+    @cached_property
+    def _examples(self) -> Tensor:
+        """(k longest + 1,) every worker's examples, one after the other."""
+        return functional.pad(self.federation.holdings[self.rows, : self.longest].flatten(), (0, 1))
+
+    @cached_property
+    def liars(self) -> int:
+        """How many of them lie."""
+        return int(self.lying.sum())
+
+    @cached_property
+    def at_once(self) -> int:
+        """How many of them are worked on at a time: as many as the memory allows, or a CPU's cache."""
+        run = self.federation
+        each = _upper(run.sampling.largest_sum(1, TAIL), self.longest)
+        drawn = 2 * len(self) * run.batch * run.x[0].numel()  # a copy of the adversary's, which it may poison
+        one = each * run.sums.floats(run.x[:1], run.y[:1])
+        if not self.everyone:
+            one += 2 * run.model.d  # their rows lie apart, and are copied together
+        room = run.memory // 4 - drawn
+        return max(1, min(len(self), (room if run.x.is_cuda else min(room, CACHED)) // one))
+
+    def room(self) -> Room:
+        """Room for a round of theirs: exceeded in one of 10,000."""
+        draws, k = self.federation.sampling, len(self)
+        parts = -(-k // self.at_once)
+        total = draws.largest_sum(min(k, self.at_once), TAIL / 4 / parts)
+        width = draws.largest_sum(1, TAIL / 4 / k)
+        liars = draws.largest_sum(self.liars, TAIL / 4) if self.liars else 0
+        most = self.at_once * self.longest
+        return Room(_upper(total, most), _upper(width, self.longest), _upper(liars, self.liars * self.longest))
+
+    def examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(x, y) of the drawn examples; of any example at all where a place of the batch is empty."""
+        chosen = self._examples.index_select(0, batch.flat)
+        return self.federation.x.index_select(0, chosen), self.federation.y.index_select(0, chosen)
 
 
 @dataclass(frozen=True)
@@ -81,14 +178,22 @@ class State:
     """What one round hands to the next.
 
     params: (d,) the model. uploads: (n, d) what everyone sent last (the workers' momentum). memory: the rule's own.
+    spare: (n, d) space for the next uploads. It held those before the last, so a state serves one round only.
     """
 
     params: Tensor
     uploads: Tensor
     memory: Memory
+    spare: Tensor
 
 
 def first_state(federation: Federation) -> State:
     """The state before the first round: the model as initialized, nobody has sent anything."""
     params = federation.model.initial()
-    return State(params, params.new_zeros(len(federation.byzantine), len(params)), {})
+    uploads = params.new_zeros(len(federation.byzantine), len(params))
+    return State(params, uploads, {}, torch.empty_like(uploads))
+
+
+def _upper(bound: int, certain: int) -> int:
+    """The smaller of a bound that hardly ever fails and one that cannot."""
+    return min(bound, certain)

@@ -1,55 +1,80 @@
 """One round of the protocol, top to bottom."""
 
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from noisegate.errors import SpecError
+from noisegate.room import Room, places
+from noisegate.sampling import gather
 from noisegate.simulate.federation import Federation, State
 from noisegate.views import AdversaryView, DataView, ServerView, Verdict, as_rows, checked_examples, receive
-from noisegate.workers import add_noise, per_example_gradients
+from noisegate.workers import fill_with_noise, mean_gradient
 
 
-def play(federation: Federation, state: State, t: int) -> tuple[State, Verdict]:
-    """Round `t` (from 0): everyone uploads, the server judges, the model moves."""
-    run, params = federation, state.params
-    n, d, device, progress = len(run.byzantine), len(params), params.device, t / run.rounds
+def play(
+    federation: Federation,
+    state: State,
+    t: int,
+    room: Room | None = None,
+    streams: Callable[[str], torch.Generator] | None = None,
+) -> tuple[State, Verdict]:
+    """Round `t` (from 0): everyone uploads, the server judges, the model moves. `state` is used up.
 
-    def rng(what: str) -> torch.Generator:
-        return run.stream(what, t)
+    room: never look at the device's numbers; the round counts only if it `fits`.
+    streams: the generators of the round by name, if not the federation's own.
+    """
+    run, params, phase = federation, state.params, federation.phase(t)
+    n, d, rng = len(run.byzantine), len(params), streams or partial(run.stream, t=t)
 
     # 1. Draw batches. An adversary that makes its uploads up needs none.
-    active = run.everyone if run.attack.needs_own(progress) else run.honest_rows
-    x, y, owner = run.examples(active, run.sampling.draw(run.sizes[active], rng("batch")))
+    active = run.active(phase)
+    batch = gather(active.draw(rng("batch")), active.at_once, room)
+    x, y = active.examples(batch)
 
     # 2. Attacks on data act before anyone trains.
-    lying = run.byzantine[active][owner].nonzero().flatten()
-    if len(lying):
-        poisoned = run.attack.poison(x[lying], y[lying], DataView(run.classes, progress, rng("poison")))
-        x[lying], y[lying] = checked_examples(*poisoned, len(lying), run.classes)
+    if active.liars:
+        lying = places(active.lying.index_select(0, batch.owner), room.liars if room else 0, room)
+        mine = x.index_select(0, lying), y.index_select(0, lying)
+        poisoned = run.attack.poison(*mine, DataView(run.classes, phase, rng("poison")))
+        bad_x, bad_y = checked_examples(*poisoned, len(lying), run.classes, room)
+        x = x if bad_x is mine[0] else x.index_copy_(0, lying, bad_x.to(x))
+        y = y if bad_y is mine[1] else y.index_copy_(0, lying, bad_y.to(y))
 
     # 3. Every active worker runs the private protocol: bounded contributions, noise, a public divisor (Algorithm 1).
-    last_uploads = state.uploads if len(active) == n else state.uploads[active]
-    sums = run.sums(run.worker, params, x, y, owner, last_uploads)
-    private = add_noise(sums, run.noise_std * run.batch, run.batch, rng("noise"))
-    uploads = private if len(active) == n else private.new_zeros(n, d).index_copy_(0, active, private)
+    # The noise comes first, straight into the uploads' place, and the contributions are added to it.
+    uploads, last = state.spare, state.uploads
+    fill_with_noise(uploads[: len(active)], run.noise_std, rng("noise"))
+    for part in reversed(batch.parts):  # the last first: workers move to their own rows, which never lie further up
+        rows = active.rows[part.workers]
+        sent = uploads[part.workers] if active.everyone else uploads[part.workers].clone()
+        sent_last = last[part.workers] if active.everyone else last.index_select(0, rows)
+        own = x[part.places], y[part.places], part.owner
+        run.sums.add(run.worker, params, *own, sent_last, sent, 1 / run.batch, part.width, room)
+        if not active.everyone:
+            uploads.index_copy_(0, rows, sent)
 
     # 4. Attacks on uploads replace the adversary's own rows, whatever it sends.
     if len(run.byzantine_rows):
-        own = uploads[run.byzantine_rows]
+        liars = len(run.byzantine_rows)
         view = AdversaryView(
+            workers=liars,
             see_honest=partial(uploads.index_select, 0, run.honest_rows),
-            own=own,
+            see_own=partial(uploads.index_select, 0, run.byzantine_rows)
+            if active.everyone
+            else partial(params.new_zeros, liars, d),
             params=params.clone(),
             noise_std=run.noise_std,
-            progress=progress,
+            phase=phase,
             rng=rng("attack"),
         )
-        forged = as_rows(run.attack.forge(view), len(own), d, like=params)
-        uploads = uploads.index_copy(0, run.byzantine_rows, forged)
+        forged = run.attack.forge(view)
+        if forged is not None or not active.everyone:
+            uploads.index_copy_(0, run.byzantine_rows, as_rows(forged, liars, d, like=params))
 
     # 5. The server judges what it received, and only that.
-    received, norms, present = receive(uploads, n, d, like=params)
+    received, norms, present = receive(uploads, n, d, like=params, in_place=True)
     verdict = run.rule(
         ServerView(
             uploads=received,
@@ -57,15 +82,14 @@ def play(federation: Federation, state: State, t: int) -> tuple[State, Verdict]:
             present=present,
             noise_std=run.noise_std,
             believed_honest=run.believed_honest,
-            auxiliary=lambda: per_example_gradients(run.model, params, run.aux_x, run.aux_y),
-            ties=torch.randperm(n, generator=rng("ties"), device=device),
-            progress=progress,
+            auxiliary=partial(mean_gradient, run.sums, params, run.aux_x, run.aux_y),
+            ties=torch.randperm(n, generator=rng("ties"), device=params.device),
+            memory=run.memory,
         ),
         state.memory,
     )
-
     if not isinstance(verdict, Verdict):
         raise SpecError(f"aggregator: must answer with a Verdict, but {run.rule!r} gave {type(verdict).__name__}")
 
     # 6. Step.
-    return State(params - run.rate * verdict.update, uploads, verdict.memory), verdict
+    return State(torch.sub(params, verdict.update, alpha=run.rate), received, verdict.memory, spare=last), verdict

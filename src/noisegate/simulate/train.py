@@ -1,103 +1,143 @@
-"""Rounds after rounds: the loop of a simulated run."""
+"""Training: rounds, and an examination every so often that the rounds do not wait for."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from noisegate.simulate.federation import Federation, State, first_state
-from noisegate.simulate.round import play
+from noisegate.simulate.federation import Federation
+from noisegate.simulate.progress import Progress, describe
+from noisegate.simulate.rounds import Rounds
 from noisegate.vectors import FlatModel
-from noisegate.views import TESTS, Reason
 
 EVALUATION_BLOCK = 2048
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where a run stands: everything that is needed to go on, and everything that was found so far.
+class Training:
+    """A run on its way. `ahead` and `settled` in turns, until `over`.
 
-    rounds: how many are done. curve: one line per evaluated round. reasons, scores: (all rounds, n), filled so far.
-    seconds: what the rounds took, kept by whoever plays them.
+    Accuracy is taken every `evaluate_every` rounds and at the end: of a copy of the model, behind the rounds on a CUDA
+    device, in another thread on a CPU.
     """
 
-    rounds: int
-    state: State
-    curve: tuple[dict[str, Any], ...]
-    reasons: Tensor
-    scores: Tensor
-    seconds: float = 0.0
+    def __init__(
+        self,
+        federation: Federation,
+        progress: Progress,
+        x_test: Tensor,
+        y_test: Tensor,
+        evaluate_every: int,
+        graph: bool = True,
+    ) -> None:
+        self.federation, self.evaluate_every = federation, evaluate_every
+        self._rounds = Rounds(federation, progress, graph)
+        self.played = progress.rounds
+        self._curve = progress.curve
+        self._examiner = Examiner(federation.model, x_test, y_test)
+        self._pending: tuple[int, Tensor | Future[int]] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether all rounds are played."""
+        return self.played >= self.federation.rounds
+
+    def stride(self) -> int:
+        """How many rounds to go ahead at most: up to the next examination, and no more than are worth queuing."""
+        due = self.evaluate_every - self.played % self.evaluate_every
+        return min(self._rounds.stride(), due, self.federation.rounds - self.played)
+
+    def ahead(self) -> None:
+        """One more round, at once or queued."""
+        self._rounds.step()
+        self.played += 1
+        if self.played % self.evaluate_every == 0 or self.over:
+            params = self._rounds.settled().state.params
+            self._collect()
+            with self._rounds.beside():
+                self._pending = self.played, self._examiner.begin(params)
+
+    def settled(self, wait: bool = False) -> Progress:
+        """Where the run stands. Its last line may be missing while it is being examined, unless you `wait`."""
+        progress = self._rounds.settled()
+        if self._pending and (wait or self.over or is_ready(self._pending[1])):
+            self._collect()
+        return replace(progress, curve=self._curve)
+
+    def _collect(self) -> None:
+        """Write the pending line."""
+        if self._pending:
+            round, found = self._pending
+            right = found.result() if isinstance(found, Future) else int(found)
+            since = self._curve[-1]["round"] if self._curve else 0
+            reasons = self._rounds.settled().reasons
+            line = describe(self.federation, reasons, since, round, right / self._examiner.examples)
+            self._curve = (*self._curve, line)
+            self._pending = None
 
 
-def start(federation: Federation) -> Progress:
-    """A run before its first round."""
-    shape = (federation.rounds, len(federation.byzantine))
-    device = federation.byzantine.device
-    reasons = torch.zeros(shape, dtype=torch.uint8, device=device)
-    return Progress(0, first_state(federation), (), reasons, torch.zeros(shape, device=device))
+def is_ready(found: "Tensor | Future[int]") -> bool:
+    """Whether asking for it now would not make anyone wait. A device is waited for in any case."""
+    return found.done() if isinstance(found, Future) else True
 
 
 def train(
-    federation: Federation, progress: Progress, x_test: Tensor, y_test: Tensor, evaluate_every: int
+    federation: Federation,
+    progress: Progress,
+    x_test: Tensor,
+    y_test: Tensor,
+    evaluate_every: int,
+    graph: bool = True,
 ) -> Iterator[Progress]:
-    """Play the remaining rounds, giving the progress after each. Accuracy is taken every so often and at the end."""
-    while progress.rounds < federation.rounds:
-        t = progress.rounds
-        state, verdict = play(federation, progress.state, t)
-        progress.reasons[t] = verdict.reason
-        progress.scores[t] = verdict.score
-        progress = replace(progress, rounds=t + 1, state=state)
-        if (t + 1) % evaluate_every == 0 or t + 1 == federation.rounds:
-            score = accuracy(federation.model, state.params, x_test, y_test)
-            progress = replace(progress, curve=(*progress.curve, _line(federation, progress, score)))
-        yield progress
+    """Play the remaining rounds, giving the progress after each, or every so often on a CUDA device."""
+    training = Training(federation, progress, x_test, y_test, evaluate_every, graph)
+    while not training.over:
+        for _ in range(training.stride()):
+            training.ahead()
+        yield training.settled()
+
+
+def abreast(trainings: Sequence[Training]) -> None:
+    """Take several runs on one device some rounds ahead, side by side."""
+    strides = [training.stride() for training in trainings]
+    for i in range(max(strides, default=0)):
+        for training, stride in zip(trainings, strides, strict=True):
+            if i < stride:
+                training.ahead()
+
+
+class Examiner:
+    """Examines models while training goes on."""
+
+    def __init__(self, model: FlatModel, x: Tensor, y: Tensor) -> None:
+        self.x, self.y, self.examples = x, y, len(y)
+        # Its own module: whoever calls one puts parameters into it for that long.
+        self.model = FlatModel(model.module, model.loss, x.device)
+        self._thread: ThreadPoolExecutor | None = None
+
+    def begin(self, params: Tensor) -> "Tensor | Future[int]":
+        """How many examples `params` has right as it is now, to be had later."""
+        if params.is_cuda:
+            return right_answers(self.model, params, self.x, self.y)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="examiner")
+        return self._thread.submit(self._count, params.clone())
+
+    def _count(self, params: Tensor) -> int:
+        return int(right_answers(self.model, params, self.x, self.y))
+
+
+def accuracy(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> float:
+    """Share of the examples whose highest output is that of their label."""
+    return float(right_answers(model, params, x, y)) / len(y)
 
 
 @torch.no_grad()
-def accuracy(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> float:
-    """Share of the examples whose highest output is that of their label."""
+def right_answers(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """() how many examples have their highest output at their label."""
     right = [
         (model.outputs(params, block).argmax(1) == labels).sum()
         for block, labels in zip(x.split(EVALUATION_BLOCK), y.split(EVALUATION_BLOCK), strict=True)
     ]
-    return float(torch.stack(right).sum()) / len(y)
-
-
-def _line(federation: Federation, progress: Progress, score: float) -> dict[str, Any]:
-    """What happened since the line before: accuracy now, uploads used and refused by reason, of either kind."""
-    since = progress.curve[-1]["round"] if progress.curve else 0
-    counts = count_reasons(federation, progress.reasons[since : progress.rounds])
-    rejected = {reason.word: counts[reason] for reason in Reason if reason is not Reason.KEPT and any(counts[reason])}
-    return {
-        "round": progress.rounds,
-        "accuracy": score,
-        "selected": _named(counts[Reason.KEPT]),
-        "rejected": {word: _named(pair) for word, pair in rejected.items()},
-    }
-
-
-def _named(pair: tuple[int, int]) -> dict[str, int]:
-    return {"honest": pair[0], "byzantine": pair[1]}
-
-
-def count_reasons(federation: Federation, reasons: Tensor) -> dict[Reason, tuple[int, int]]:
-    """How many (honest, Byzantine) uploads got each verdict."""
-    lying = federation.byzantine
-    return {
-        reason: (
-            int((reasons[:, ~lying] == reason.value).sum()),
-            int((reasons[:, lying] == reason.value).sum()),
-        )
-        for reason in Reason
-    }
-
-
-def shares(federation: Federation, reasons: Tensor) -> tuple[float, float]:
-    """(share of honest uploads refused by tests, share of the uploads used that were Byzantine)."""
-    counts = count_reasons(federation, reasons)
-    honest_uploads = reasons.shape[0] * int((~federation.byzantine).sum())
-    refused = sum(counts[reason][0] for reason in TESTS)
-    used = sum(counts[Reason.KEPT])
-    return refused / max(1, honest_uploads), counts[Reason.KEPT][1] / max(1, used)
+    return torch.stack(right).sum()

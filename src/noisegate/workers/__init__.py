@@ -4,21 +4,22 @@ from collections.abc import Callable
 from typing import Any
 
 from noisegate.workers.clipped import Clipped
-from noisegate.workers.direct import contributions, direct_sums, per_example_gradients
+from noisegate.workers.direct import Direct, contributions, per_example_gradients
 from noisegate.workers.normalized import Normalized
-from noisegate.workers.sums import Sums, add_noise, choose_sums, rounded_sensitivity
+from noisegate.workers.sums import Sums, choose_sums, fill_with_noise, mean_gradient, rounded_sensitivity
 
 WORKERS: dict[str, Callable[..., Any]] = {"normalized": Normalized, "clipped": Clipped}
 
 __all__ = [
     "WORKERS",
     "Clipped",
+    "Direct",
     "Normalized",
     "Sums",
-    "add_noise",
     "choose_sums",
     "contributions",
-    "direct_sums",
+    "fill_with_noise",
+    "mean_gradient",
     "per_example_gradients",
     "rounded_sensitivity",
 ]

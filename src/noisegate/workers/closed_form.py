@@ -8,22 +8,29 @@ The expanded square loses its digits where (1-b) g_j is close to -b m, and where
 type; a weight from it could then make a contribution longer than 1. Such examples are recomputed directly.
 """
 
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from noisegate.vectors import FlatModel
+from noisegate import kernels
+from noisegate.room import Room
+from noisegate.vectors import FlatModel, counting
 from noisegate.views import Worker
 from noisegate.workers import layers
-from noisegate.workers.direct import direct_sums
+from noisegate.workers.direct import Direct
 
-CANCELLATION = 0.01
-"""Below this share of ((1-b)||g|| + b||m||)^2 the expanded square is not trusted: above it, rounding of a few 1e-7 of
-that scale moves the length by less than 2^-14."""
+CANCELLATION = 0.1
+"""Below this share of (1-b)||g|| + b||m|| a length from the expanded square is not trusted: above it, rounding of a few
+1e-7 of the square of that scale moves the length by less than 2^-14."""
 
-RANGE = 1e-30, 1e30
-"""Squared lengths outside are not trusted either: weights and their products may leave the range of float32."""
+KEPT = 6
+"""Tensors of the size of a layer's inputs and outputs that exist at once: activations, what autograd keeps, copies."""
+
+RANGE = 1e-15, 1e15
+"""Lengths outside are not trusted either: weights and their products may leave the range of float32."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,10 @@ class ClosedForm:
 
     model: FlatModel
     layers: tuple[layers.Layer, ...]
+    direct: Direct
 
     @classmethod
-    def of(cls, model: FlatModel) -> "ClosedForm | None":
+    def of(cls, model: FlatModel, chunk: int = 128) -> "ClosedForm | None":
         """The closed form of a model, or None if a parameter lies outside Linear and Conv2d or is shared."""
         start, places = 0, {}
         for name, size in zip(model.names, model.sizes, strict=True):
@@ -53,7 +61,7 @@ class ClosedForm:
             bias = places[own["bias"]] if "bias" in own else None
             found.append(layers.Layer(module, places[own["weight"]], bias))
             covered += len(own)
-        return cls(model, tuple(found)) if found and covered == len(places) else None
+        return cls(model, tuple(found), Direct(model, chunk)) if found and covered == len(places) else None
 
     def trace(self, params: Tensor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]] | None:
         """(inputs, output gradients) of every layer, or None if one was not called exactly once."""
@@ -71,7 +79,7 @@ class ClosedForm:
         handles = [layer.module.register_forward_hook(record) for layer in self.layers]
         try:
             with torch.enable_grad():
-                total = self.model.losses(params.detach(), x, y).sum()
+                losses = self.model.losses(params.detach(), x, y)
         except RuntimeError:  # an activation in place of a layer's output, say; the direct way has no such trouble
             return None
         finally:
@@ -80,14 +88,46 @@ class ClosedForm:
         if calls != len(self.layers) or len(outputs) != len(self.layers):
             return None
         wanted = [outputs[layer.module] for layer in self.layers]
-        gradients = torch.autograd.grad(total, wanted, allow_unused=True)
+        if not losses.requires_grad:
+            return None
+        gradients = torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True)
         if any(gradient is None for gradient in gradients):
             return None
         traced = [(inputs[layer.module], gradient) for layer, gradient in zip(self.layers, gradients, strict=True)]
         first = len(x)  # examples must come first everywhere, each on its own
         return traced if all(len(a) == len(delta) == first for a, delta in traced) else None
 
-    def sums(
+    def floats(self, x: Tensor, y: Tensor) -> int:
+        """As `Direct.floats`: what one example leaves in every layer, and what is made of that."""
+        traced = self.trace(self.model.initial(), x[:1], y[:1])
+        if traced is None:
+            return self.direct.floats(x, y)
+        made = 0
+        for layer, (a, delta) in zip(self.layers, traced, strict=True):
+            made += (a.numel() + delta.numel()) * KEPT + (0 if a.ndim == 2 else 2 * layer.size)
+        return x[0].numel() + made
+
+    def gradients(self, params: Tensor, x: Tensor, y: Tensor) -> Iterator[Tensor]:
+        """As `Direct.gradients`: every layer's, side by side."""
+        for some_x, some_y in zip(x.split(self.direct.chunk), y.split(self.direct.chunk), strict=True):
+            traced = self.trace(params, some_x, some_y)
+            if traced is None:
+                yield from self.direct.gradients(params, some_x, some_y)
+                continue
+            found = params.new_empty(len(some_y), self.model.d)
+            for layer, (a, delta) in zip(self.layers, traced, strict=True):
+                layers.write_gradients(layer, a, delta, found)
+            yield found
+
+    def __call__(
+        self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor
+    ) -> Tensor:
+        """(n, d): each worker's sum of contributions, before noise. As `Direct`; `owner` must be ascending."""
+        sums = torch.zeros_like(last_uploads)
+        self.add(worker, params, x, y, owner, last_uploads, sums)
+        return sums
+
+    def add(
         self,
         worker: Worker,
         params: Tensor,
@@ -95,61 +135,116 @@ class ClosedForm:
         y: Tensor,
         owner: Tensor,
         last_uploads: Tensor,
-        chunk: int = 128,
-    ) -> Tensor:
-        """(n, d): each worker's sum of contributions, before noise. As `direct_sums`; `owner` must be ascending."""
+        into: Tensor,
+        scale: float = 1.0,
+        width: int | None = None,
+        room: Room | None = None,
+    ) -> None:
+        """into += scale times the sums. As `Direct.add`."""
         if not len(y):
-            return torch.zeros_like(last_uploads)
+            return
         traced = self.trace(params, x, y)
         if traced is None:  # the model calls its layers differently than when it was probed
-            return direct_sums(worker, self.model, params, x, y, owner, last_uploads, chunk)
-        groups = _groups(owner, len(last_uploads))
+            self.direct.add(worker, params, x, y, owner, last_uploads, into, scale, width, room)
+            return
+        if room and into.is_cuda and kernels.available():
+            self._queue(worker, traced, owner, last_uploads, into, scale, width or len(y), room)
+            return
+        workers = len(last_uploads)
+        groups = layers.Groups.of(owner, workers, width or widest(owner))
+        parts = [_part(layer, a, delta, groups) for layer, (a, delta) in zip(self.layers, traced, strict=True)]
         fresh, old = 1 - worker.momentum, worker.momentum
 
-        # Lengths of g and m, and their inner product.
-        square = params.new_zeros(len(y), dtype=torch.float64)
-        inner = params.new_zeros(len(y), dtype=torch.float64)
-        for layer, (a, delta) in zip(self.layers, traced, strict=True):
-            lengths = layers.plain_lengths if a.ndim == 2 else layers.spread_lengths
-            more_square, more_inner = lengths(layer, a, delta, last_uploads, groups)
-            square += more_square
-            inner += more_inner
-        last = torch.linalg.vector_norm(last_uploads, dim=1, dtype=torch.float64)[owner]
-        mixed = fresh**2 * square + 2 * fresh * old * inner + old**2 * last**2
+        # Lengths, in units of 1-b: of g, of phi = g + r m with r = b / (1-b), and of both terms laid end to end.
+        square = sum_up(part.squares() for part in parts)
+        reach, length = square.sqrt(), square
+        if old:
+            ratio, last = old / fresh, groups.spread(layers.squared_lengths(last_uploads))
+            inner = sum_up(part.inner(last_uploads) for part in parts)
+            length = square.add_(inner, alpha=2 * ratio).add_(last, alpha=ratio**2)
+            reach = reach.add_(last.sqrt(), alpha=ratio)
+        length = length.sqrt()  # NaN where rounding made the square negative: not trusted
 
         # Which of them can be trusted, and their weights.
-        scale = (fresh * square.sqrt() + old * last) ** 2
-        trusted = (mixed >= CANCELLATION * scale) & (mixed > RANGE[0]) & (scale < RANGE[1])
-        weights = torch.where(trusted, worker.weights(torch.where(trusted, mixed, 1.0).sqrt()), 0.0).to(params.dtype)
-        doubtful = (~trusted).nonzero().flatten()
-        if len(doubtful):  # a weight of zero does not silence a NaN: take the rows out
-            traced = [(_without(a, trusted), _without(delta, trusted)) for a, delta in traced]
+        trusted = (length >= (CANCELLATION * reach).clamp_(min=RANGE[0])) & (reach < RANGE[1])
+        used = trusted & (owner < workers) if room else trusted
+        if not bool(used.all()):  # a weight of zero does not silence a NaN: take them out
+            parts, length = [part.without(used) for part in parts], length.masked_fill(~used, 1.0)
+        weights = (worker.weights(length * fresh) * scale).masked_fill_(~used, 0.0).to(into.dtype)
 
         # The weighted sum of phi = (1-b) times that of g, plus b times the weights' total times m.
-        sums = torch.empty_like(last_uploads)
-        for layer, (a, delta) in zip(self.layers, traced, strict=True):
-            add_up = layers.plain_sum if a.ndim == 2 else layers.spread_sum
-            add_up(layer, a, delta, weights * fresh, groups, sums)
+        for part in parts:
+            part.add(weights * fresh, into)
         if old:
-            totals = groups.pad(weights).sum(1)
-            sums.addcmul_(old * totals[:, None], _without_idle(last_uploads, totals > 0))
+            totals = groups.totals(weights * old)[:, None]
+            # A last upload that is not finite belongs to a worker without a trusted example.
+            broken = not bool(last.isfinite().all())
+            into.addcmul_(totals, torch.where(totals > 0, last_uploads, 0.0) if broken else last_uploads)
+        doubtful = (~trusted & (owner < workers)).nonzero().flatten()
         if len(doubtful):
-            rest = (x[doubtful], y[doubtful], owner[doubtful])
-            sums += direct_sums(worker, self.model, params, *rest, last_uploads, chunk)
-        return sums
+            rest = x[doubtful], y[doubtful], owner[doubtful]
+            self.direct.add(worker, params, *rest, last_uploads, into, scale)
+
+    def _queue(
+        self,
+        worker: Worker,
+        traced: list[tuple[Tensor, Tensor]],
+        owner: Tensor,
+        last_uploads: Tensor,
+        into: Tensor,
+        scale: float,
+        width: int,
+        room: Room,
+    ) -> None:
+        """The rest of `add` in few kernels, and without a look. What cannot be trusted does not fit."""
+        from noisegate.kernels import outer
+
+        workers, fresh, old = len(last_uploads), 1 - worker.momentum, worker.momentum
+        starts = torch.searchsorted(owner, counting(workers + 1, owner.device))
+        square = torch.empty(len(owner), dtype=torch.float64, device=owner.device)
+        inner = torch.empty_like(square) if old else None
+        pairs: list[tuple[layers.Layer, Tensor, Tensor]] = []
+        rows: list[tuple[slice, Tensor]] = []
+        for layer, (a, delta) in zip(self.layers, traced, strict=True):
+            if a.ndim == 2:
+                pairs.append((layer, a.contiguous(), delta.contiguous()))
+                continue
+            weight, bias = layers.gradients(layer, a, delta)
+            rows.append((layer.weight, weight))
+            if layer.bias is not None:
+                rows.append((layer.bias, bias))
+
+        first = True
+        for place, values in rows:
+            outer.row_lengths(values, owner, last_uploads, place.start, square, inner, first, workers)
+            first = False
+        for layer, a, delta in pairs:
+            outer.linear_lengths(a, delta, starts, last_uploads, *layer.begins, square, inner, first, width)
+            first = False
+        last = layers.squared_lengths(last_uploads) if old else None
+        length, trusted = outer.mix(square, inner, last, owner, old / fresh, CANCELLATION, *RANGE, workers)
+        room.need(trusted)
+
+        weights = (worker.weights(length * fresh) * scale).to(into.dtype)
+        momentum = (last_uploads, outer.totals(weights, starts, old)) if old else (None, None)
+        of_fresh = weights * fresh
+        for place, values in rows:
+            outer.row_add(values, of_fresh, starts, into, place.start, *momentum)
+        for layer, a, delta in pairs:
+            outer.linear_add(a, delta, of_fresh, starts, into, *layer.begins, *momentum)
 
 
-def _groups(owner: Tensor, workers: int) -> layers.Groups:
-    counts = torch.bincount(owner, minlength=workers)
-    starts = counts.cumsum(0) - counts
-    slot = torch.arange(len(owner), device=owner.device) - starts[owner]
-    return layers.Groups(owner, slot, workers, int(counts.max()))
+def widest(owner: Tensor) -> int:
+    """Most examples of one worker."""
+    return int(torch.bincount(owner).max())
 
 
-def _without(values: Tensor, keep: Tensor) -> Tensor:
-    return torch.where(keep.view(-1, *[1] * (values.ndim - 1)), values, 0.0)
+def sum_up(tensors: Iterable[Tensor]) -> Tensor:
+    """Their sum, in the place of the first."""
+    return functools.reduce(Tensor.add_, tensors)
 
 
-def _without_idle(last_uploads: Tensor, active: Tensor) -> Tensor:
-    """Zero the rows of workers without a trusted example: those of a last upload that is not finite are among them."""
-    return last_uploads if bool(active.all()) else _without(last_uploads, active)
+def _part(layer: layers.Layer, a: Tensor, delta: Tensor, groups: layers.Groups) -> layers.Plain | layers.Spread:
+    if a.ndim == 2:
+        return layers.Plain(layer, a, delta, groups)
+    return layers.Spread(layer, *layers.gradients(layer, a, delta), groups)

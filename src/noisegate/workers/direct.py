@@ -1,9 +1,13 @@
 """The obvious way: make every example's gradient, mix, scale, add up. For any module; the oracle of the fast way."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
+from noisegate.room import Room
 from noisegate.vectors import FlatModel, add_rows
 from noisegate.views import Worker
 
@@ -30,25 +34,57 @@ def contributions(worker: Worker, gradients: Tensor, last_uploads: Tensor) -> Te
     return torch.where(usable, scaled, 0.0).to(gradients.dtype)
 
 
-def direct_sums(
-    worker: Worker,
-    model: FlatModel,
-    params: Tensor,
-    x: Tensor,
-    y: Tensor,
-    owner: Tensor,
-    last_uploads: Tensor,
-    chunk: int = 128,
-) -> Tensor:
-    """(n, d): each worker's sum of contributions, before noise.
+@dataclass(frozen=True)
+class Direct:
+    """Sums by way of every single gradient; at most `chunk` of them exist at once."""
 
-    x, y: the examples of all workers in one row; owner: (E,) the worker of each; last_uploads: (n, d).
-    At most `chunk` gradients exist at once.
-    """
-    sums = torch.zeros_like(last_uploads)
-    if not len(y):
+    model: FlatModel
+    chunk: int = 128
+
+    def floats(self, x: Tensor, y: Tensor) -> int:
+        """Floats that one more example of the shape of x[0] takes while sums are made."""
+        return x[0].numel()
+
+    def gradients(self, params: Tensor, x: Tensor, y: Tensor) -> Iterator[Tensor]:
+        """(B, d) gradients of the examples one after the other, at most `chunk` at a time."""
+        for some_x, some_y in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
+            yield per_example_gradients(self.model, params, some_x, some_y)
+
+    def __call__(
+        self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor
+    ) -> Tensor:
+        """(n, d): each worker's sum of contributions, before noise.
+
+        x, y: the examples of all workers in one row; owner: (E,) the worker of each; last_uploads: (n, d).
+        """
+        sums = torch.zeros_like(last_uploads)
+        self.add(worker, params, x, y, owner, last_uploads, sums)
         return sums
-    for part in torch.arange(len(y), device=owner.device).split(chunk):
-        gradients = per_example_gradients(model, params, x[part], y[part])
-        add_rows(sums, owner[part], contributions(worker, gradients, last_uploads[owner[part]]))
-    return sums
+
+    def add(
+        self,
+        worker: Worker,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        owner: Tensor,
+        last_uploads: Tensor,
+        into: Tensor,
+        scale: float = 1.0,
+        width: int | None = None,
+        room: Room | None = None,
+    ) -> None:
+        """into (n, d) += scale times the sums.
+
+        owner: (E,) the worker of each example, n for a place without one.
+        width: most examples of one worker, if known. room: do not look at anything (`Room`).
+        """
+        workers = len(last_uploads)
+        for start in range(0, len(y), self.chunk):
+            part = slice(start, start + self.chunk)
+            who = owner[part].clamp(max=workers - 1)
+            gradients = per_example_gradients(self.model, params, x[part], y[part])
+            added = contributions(worker, gradients, last_uploads[who])
+            if room:  # an empty place holds some example or other
+                added = torch.where(owner[part, None] < workers, added, 0.0)
+            add_rows(into, who, added * scale)

@@ -1,25 +1,35 @@
 """Per-example gradients of single layers in closed form.
 
 The gradient of example j at a layer with inputs a_j (T positions x K values, T = 1 for a plain Linear) and output
-gradients delta_j (T x O) is delta_j' a_j, an O x K matrix. Its length and its inner product with a matrix are cheaper
-than the matrix itself when T = 1; when T > 1 the matrices of a few examples at a time are made, of this layer only.
+gradients delta_j (T x O) is delta_j' a_j, an O x K matrix. When T = 1 its length and its inner product with a matrix
+are cheaper than the matrix itself, which is never made. When T > 1 the matrices of this layer are made, once.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
-from noisegate.vectors import add_rows
+from noisegate import kernels
+from noisegate.vectors import counting
 
 BLOCK = {"cpu": 2**23, "cuda": 2**27}
 """Most floats that the inputs of one block of examples may take when unfolded: what fits a cache, or fills a GPU."""
 
-WIDTH = 512
+WIDTH = 1024
 """Most products that are added up in float32 where their sum decides a length."""
+
+IN_RANGE = 1e-12, 1e12
+"""Between these, no square that matters leaves the range of float32."""
+
+
+LARGE = 2**18
+"""Numbers from which on a GPU takes longer to read them than to start a kernel."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,16 @@ class Layer:
     weight: slice
     bias: slice | None
 
+    @property
+    def size(self) -> int:
+        """How many parameters it owns."""
+        return sum(int(place.stop - place.start) for place in (self.weight, self.bias) if place is not None)
+
+    @property
+    def begins(self) -> tuple[int, int | None]:
+        """Where its weight and its bias begin."""
+        return self.weight.start, None if self.bias is None else self.bias.start
+
     def matrix(self, vectors: Tensor) -> Tensor:
         """(n, O, K) views of the weight's place in (n, d) vectors."""
         views: Tensor = vectors[:, self.weight].unflatten(1, (self.module.weight.shape[0], -1))
@@ -38,96 +58,223 @@ class Layer:
 
 @dataclass(frozen=True)
 class Groups:
-    """Which worker each example belongs to; examples of a worker lie next to each other."""
+    """Which of E examples belong to which of n workers; those of a worker lie next to each other.
 
-    owner: Tensor  # (E,) ascending
-    slot: Tensor  # (E,) place among the worker's examples
-    workers: int
-    width: int  # most examples of one worker
+    owner: (E,) ascending, n for a place without an example. starts: (n + 1,) where each worker's begin.
+    width: no worker has more.
+    """
+
+    owner: Tensor
+    starts: Tensor
+    width: int
+
+    @classmethod
+    def of(cls, owner: Tensor, workers: int, width: int) -> "Groups":
+        """By bisection: no counting, so nothing to add up in any order."""
+        return cls(owner, torch.searchsorted(owner, counting(workers + 1, owner.device)), width)
+
+    @cached_property
+    def pieces(self) -> list[tuple[int, slice]]:
+        """(worker, its examples) of those who have any. The host has to look for this."""
+        starts = self.starts.tolist()
+        return [(i, slice(a, b)) for i, (a, b) in enumerate(itertools.pairwise(starts)) if b > a]
+
+    @cached_property
+    def _place(self) -> Tensor:
+        """(n * width,) the examples of each worker, and any others beyond its own."""
+        slots = self.starts[:-1, None] + counting(self.width, self.owner.device)
+        return slots.clamp_(max=max(0, len(self.owner) - 1)).flatten()
+
+    @cached_property
+    def real(self) -> Tensor:
+        """(n, width) which of `pad`'s are a worker's own."""
+        return counting(self.width, self.owner.device) < self.starts.diff()[:, None]
+
+    @cached_property
+    def _slot(self) -> Tensor:
+        """(E,) where each example is among those; the last for an empty place."""
+        within = counting(len(self.owner), self.owner.device) - self.starts.index_select(0, self.owner)
+        return (self.owner * self.width + within).clamp_(max=len(self._place) - 1)
 
     def pad(self, values: Tensor) -> Tensor:
-        """(E, ...) -> (workers, width, ...), zeros where a worker has fewer examples."""
-        padded = values.new_zeros((self.workers, self.width, *values.shape[1:]))
-        padded[self.owner, self.slot] = values
+        """(E, ...) -> (n, width, ...), with anything at all beyond a worker's own."""
+        # index_select, since values[place] takes several times as long on a CPU
+        padded: Tensor = values.index_select(0, self._place).unflatten(0, (-1, self.width))
         return padded
 
+    def flat(self, values: Tensor) -> Tensor:
+        """(n, width, ...) -> (E, ...), what `pad` was."""
+        return values.flatten(0, 1).index_select(0, self._slot)
 
-def plain_lengths(layer: Layer, a: Tensor, delta: Tensor, vectors: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """T = 1: (squared length, inner product with the worker's vector) of every example, no gradient made.
+    def spread(self, values: Tensor) -> Tensor:
+        """(n,) -> (E,): to every example what its worker has; to an empty place what the last one has."""
+        return values.index_select(0, self.owner.clamp(max=len(values) - 1))
 
-    Squares are float64: one factor of a length may be too small for float32 where their product is not.
+    def totals(self, values: Tensor) -> Tensor:
+        """(E,) -> (n,): the sum over every worker's examples."""
+        return values.new_zeros(len(self.starts)).index_add_(0, self.owner, values)[:-1]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """T = 1: one pair of vectors per example; no gradient is made."""
+
+    layer: Layer
+    a: Tensor  # (E, K)
+    delta: Tensor  # (E, O)
+    groups: Groups
+
+    def squares(self) -> Tensor:
+        """(E,) in float64: the squared length of every example's gradient.
+
+        float64, since one factor of a length may be too small for float32 where their product is not.
+        """
+        square = squared_lengths(self.a)
+        if self.layer.bias is not None:
+            square += 1
+        return square.mul_(squared_lengths(self.delta))
+
+    @cached_property
+    def _inputs(self) -> Tensor:
+        """(n, width, K)"""
+        return self.groups.pad(self.a)
+
+    def inner(self, vectors: Tensor) -> Tensor:
+        """(E,) in float64: its inner product with the worker's vector, delta' M a."""
+        (a, *more_a), (first, *more) = self._inputs.split(WIDTH, 2), self.layer.matrix(vectors).split(WIDTH, 2)
+        if self.layer.bias is None:
+            through = torch.bmm(a, first.transpose(1, 2))
+        else:
+            through = torch.baddbmm(vectors[:, None, self.layer.bias], a, first.transpose(1, 2))
+        # A long sum of products in float32 would lose too many digits.
+        for inputs, matrix in zip(more_a, more, strict=True):
+            through = through.double().add_(torch.bmm(inputs, matrix.transpose(1, 2)))
+        return self.groups.flat(through).mul_(self.delta).sum(1, dtype=torch.float64)
+
+    def add(self, weights: Tensor, into: Tensor) -> None:
+        """into (n, d) += the workers' weighted sums of gradients, by weights (E,)."""
+        real = self.groups.real
+        weighted = torch.where(real[..., None], self.groups.pad(self.delta * weights[:, None]), 0.0)
+        self.layer.matrix(into).baddbmm_(weighted.transpose(1, 2), self._inputs)
+        if self.layer.bias is not None:
+            into[:, self.layer.bias].add_(weighted.sum(1))
+
+    def without(self, keep: Tensor) -> "Plain":
+        """Zeros in place of the examples (E,) that are not to be kept."""
+        a, delta = (torch.where(keep[:, None], values, 0.0) for values in (self.a, self.delta))
+        return Plain(self.layer, a, delta, self.groups)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """T > 1: this layer's gradients, made once."""
+
+    layer: Layer
+    weight: Tensor  # (E, O*K)
+    bias: Tensor  # (E, O)
+    groups: Groups
+
+    def squares(self) -> Tensor:
+        """As those of `Plain`."""
+        square = squared_lengths(self.weight)
+        if self.layer.bias is not None:
+            square += squared_lengths(self.bias)
+        return square
+
+    def inner(self, vectors: Tensor) -> Tensor:
+        """As that of `Plain`."""
+        inner = torch.zeros(len(self.weight), dtype=self.weight.dtype, device=self.weight.device)
+        for i, own in self.groups.pieces:
+            torch.mv(self.weight[own], vectors[i, self.layer.weight], out=inner[own])
+            if self.layer.bias is not None:
+                inner[own].addmv_(self.bias[own], vectors[i, self.layer.bias])
+        return inner.double()
+
+    def add(self, weights: Tensor, into: Tensor) -> None:
+        """As that of `Plain`. What is added is what was measured."""
+        for i, own in self.groups.pieces:
+            into[i, self.layer.weight].addmv_(self.weight[own].T, weights[own])
+            if self.layer.bias is not None:
+                into[i, self.layer.bias].addmv_(self.bias[own].T, weights[own])
+
+    def without(self, keep: Tensor) -> "Spread":
+        """As that of `Plain`."""
+        weight, bias = (torch.where(keep[:, None], values, 0.0) for values in (self.weight, self.bias))
+        return Spread(self.layer, weight, bias, self.groups)
+
+
+def gradients(layer: Layer, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """T > 1: (weight gradients (E, O*K), bias gradients (E, O)). In blocks, since unfolded inputs are larger."""
+    weight, bias = zip(*_blocks(layer, a, delta), strict=True)
+    return (weight[0], bias[0]) if len(weight) == 1 else (torch.cat(weight), torch.cat(bias))
+
+
+def write_gradients(layer: Layer, a: Tensor, delta: Tensor, into: Tensor) -> None:
+    """The gradients of B examples into their place in (B, d)."""
+    if a.ndim == 2:
+        torch.mul(delta[:, :, None], a[:, None], out=layer.matrix(into))
+        bias = delta
+    else:
+        into[:, layer.weight], bias = gradients(layer, a, delta)
+    if layer.bias is not None:
+        into[:, layer.bias] = bias
+
+
+def squared_lengths(vectors: Tensor) -> Tensor:
+    """Squared length along the last dimension, in float64, right to some 1e-6 of itself.
+
+    Whatever the numbers are on a CPU. On a CUDA device, where nobody can look, squares of large tensors that leave the
+    range of float32 give 0 or inf.
     """
-    square = _square(a)
-    if layer.bias is not None:
-        square = square + 1
-    # delta' M a, one matrix product per worker. A long sum of products in float32 would lose too many digits.
-    through = delta.new_zeros(delta.shape, dtype=torch.float64)
-    for inputs, matrix in zip(groups.pad(a).split(WIDTH, 2), layer.matrix(vectors).split(WIDTH, 2), strict=True):
-        through += torch.bmm(inputs, matrix.transpose(1, 2))[groups.owner, groups.slot]
-    if layer.bias is not None:
-        through += vectors[:, layer.bias][groups.owner]
-    return square * _square(delta), (through * delta).sum(1)
+    exact = partial(torch.linalg.vector_norm, vectors, dim=-1, dtype=torch.float64)
+    square: Tensor
+    if vectors.dtype != torch.float32 or (vectors.is_cuda and vectors.numel() < LARGE):
+        square = exact().square_()
+        return square
+    # In float32 it is many times faster, and as good where no square leaves its range.
+    if vectors.is_cuda:  # adds up in the form of a tree, so that no sum is long
+        square = torch.linalg.vector_norm(vectors, dim=-1).double().square_()
+        return square
+    whole = vectors.shape[-1] // WIDTH * WIDTH
+    square = torch.linalg.vector_norm(vectors[..., whole:], dim=-1).double().square_()
+    if whole:
+        pieces = vectors[..., :whole].unflatten(-1, (-1, WIDTH))
+        square += torch.linalg.vector_norm(pieces, dim=-1).double().square_().sum(-1)
+    if square.numel():
+        least, most = square.aminmax()
+        if not (float(least) > IN_RANGE[0] ** 2 and float(most) < IN_RANGE[1] ** 2):
+            square = exact().square_()
+    return square
 
 
-def plain_sum(layer: Layer, a: Tensor, delta: Tensor, weights: Tensor, groups: Groups, sums: Tensor) -> None:
-    """T = 1: write the workers' weighted sums of gradients into `sums` (n, d)."""
-    weighted = groups.pad(delta * weights[:, None])
-    layer.matrix(sums).copy_(torch.bmm(weighted.transpose(1, 2), groups.pad(a)))
-    if layer.bias is not None:
-        sums[:, layer.bias] = weighted.sum(1)
+def _blocks(layer: Layer, a: Tensor, delta: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """(weight gradients (B, O*K), bias gradients (B, O)), a block of examples at a time."""
+    module = layer.module
+    if isinstance(module, nn.Conv2d) and a.is_cuda and kernels.available():
+        yield _by_kernel(module, a, delta)
+        return
+    unfolded = delta[0].numel() // module.weight.shape[0] * module.weight[0].numel()  # floats of one example
+    size = max(1, BLOCK[a.device.type] // unfolded)
+    for some_a, some_delta in zip(a.split(size), delta.split(size), strict=True):
+        yield _gradients(module, some_a, some_delta, by_convolution=not a.is_cuda)
 
 
-def spread_lengths(layer: Layer, a: Tensor, delta: Tensor, vectors: Tensor, groups: Groups) -> tuple[Tensor, Tensor]:
-    """T > 1: the same as `plain_lengths`, by making this layer's gradients block by block."""
-    squares, inners = [], []
-    for part, gradients in _blocks(layer, a, delta):
-        weight, bias = gradients
-        rows = groups.owner[part]
-        square = _square(weight)
-        inner = (weight * vectors[:, layer.weight][rows]).sum(1)
-        if layer.bias is not None:
-            square = square + _square(bias)
-            inner = inner + (bias * vectors[:, layer.bias][rows]).sum(1)
-        squares.append(square)
-        inners.append(inner.double())
-    return torch.cat(squares), torch.cat(inners)
+def _by_kernel(module: nn.Conv2d, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """As `_gradients`, without unfolding anything."""
+    from noisegate.kernels.convolution import weight_gradients
 
-
-def spread_sum(layer: Layer, a: Tensor, delta: Tensor, weights: Tensor, groups: Groups, sums: Tensor) -> None:
-    """T > 1: write the workers' weighted sums of gradients into `sums` (n, d).
-
-    The same blocks as in `spread_lengths`, so the gradients that are added are the ones that were measured.
-    """
-    total = sums.new_zeros((groups.workers, layer.module.weight.numel()))
-    total_bias = sums.new_zeros((groups.workers, layer.module.weight.shape[0]))
-    for part, (weight, bias) in _blocks(layer, a, delta):
-        rows, scale = groups.owner[part], weights[part][:, None]
-        add_rows(total, rows, weight * scale)
-        add_rows(total_bias, rows, bias * scale)
-    sums[:, layer.weight] = total
-    if layer.bias is not None:
-        sums[:, layer.bias] = total_bias
-
-
-def _square(vectors: Tensor) -> Tensor:
-    """Squared length of every row, in float64."""
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
-    return lengths.square()
-
-
-def _blocks(layer: Layer, a: Tensor, delta: Tensor) -> Iterator[tuple[Tensor, tuple[Tensor, Tensor]]]:
-    """(which examples, (weight gradients (B, O*K), bias gradients (B, O))), a block of examples at a time."""
-    outputs = layer.module.weight.shape[0]
-    unfolded = delta[0].numel() // outputs * layer.module.weight[0].numel()  # floats of one example
-    for part in torch.arange(len(a), device=a.device).split(max(1, BLOCK[a.device.type] // unfolded)):
-        yield part, _gradients(layer.module, a[part], delta[part], by_convolution=not a.is_cuda)
+    if isinstance(module.padding, str):
+        raise TypeError(f"no closed form for {module}")
+    shape = (module.kernel_size, module.stride, module.padding, module.dilation)
+    sizes = [(int(pair[0]), int(pair[1])) for pair in shape]
+    return weight_gradients(a.contiguous(), delta, *sizes).flatten(1), delta.sum((2, 3))
 
 
 def _gradients(module: nn.Module, a: Tensor, delta: Tensor, by_convolution: bool) -> tuple[Tensor, Tensor]:
     """(weight gradients (B, O*K), bias gradients (B, O)) of B examples.
 
-    For a Conv2d there are two ways: a convolution with one group per example, fast on a CPU, and a batched matrix
-    product with unfolded inputs, fast on a GPU.
+    For a Conv2d there are two ways: a convolution with one group per example, fast on a CPU, and batched matrix
+    products with unfolded inputs, fast on a GPU.
     """
     if isinstance(module, nn.Linear):
         a, delta = a.flatten(1, -2), delta.flatten(1, -2)

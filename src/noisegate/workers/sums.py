@@ -1,21 +1,46 @@
 """Which way to compute the workers' sums, and the noise that makes them private."""
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from noisegate import checks
 from noisegate.errors import SpecError
+from noisegate.room import Room
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm
-from noisegate.workers.direct import direct_sums, per_example_gradients
+from noisegate.workers.direct import Direct, per_example_gradients
 
-Sums = Callable[[Worker, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
-"""(worker, params, x, y, owner, last_uploads) -> (n, d) sums of contributions, before noise."""
+
+class Sums(Protocol):
+    """A way to a model's sums of contributions: `Direct` or `ClosedForm`, where its methods are described."""
+
+    def floats(self, x: Tensor, y: Tensor) -> int: ...
+
+    def gradients(self, params: Tensor, x: Tensor, y: Tensor) -> Iterator[Tensor]: ...
+
+    def __call__(
+        self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor
+    ) -> Tensor: ...
+
+    def add(
+        self,
+        worker: Worker,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        owner: Tensor,
+        last_uploads: Tensor,
+        into: Tensor,
+        scale: float = 1.0,
+        width: int | None = None,
+        room: Room | None = None,
+    ) -> None: ...
+
 
 WAYS = ("auto", "closed-form", "direct")
 ROUNDING = 2**-20
@@ -42,20 +67,17 @@ def choose_sums(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, way: str
             f"({str(error).splitlines()[0]}); it must accept a batch of one and work under torch.func"
         ) from None
 
-    def direct(worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor) -> Tensor:
-        return direct_sums(worker, model, params, x, y, owner, last_uploads, chunk)
-
     if way == "direct":
-        return direct
-    closed = ClosedForm.of(model)
+        return Direct(model, chunk)
+    closed = ClosedForm.of(model, chunk)
     if closed is not None and len(x) > 1 and _agrees(closed, params, x, y):  # one alone cannot show mixing
-        return partial(closed.sums, chunk=chunk)
+        return closed
     if way == "closed-form":
         raise SpecError(
             "sums = 'closed-form': this model has none (its parameters must belong to Linear and Conv2d layers that "
             "are each called once, and examples may not mix); use 'auto' or 'direct'"
         )
-    return direct
+    return Direct(model, chunk)
 
 
 class _Plain:
@@ -81,8 +103,8 @@ def _agrees(closed: ClosedForm, params: Tensor, x: Tensor, y: Tensor) -> bool:
     apart = torch.arange(len(x), device=x.device)
     for owner in (apart, torch.zeros_like(apart)):  # every example its own worker, and all of one worker
         nothing = params.new_zeros(int(owner.max()) + 1, len(params))
-        fast = closed.sums(_Plain(), params, x, y, owner, nothing)
-        slow = direct_sums(_Plain(), closed.model, params, x, y, owner, nothing)
+        fast = closed(_Plain(), params, x, y, owner, nothing)
+        slow = closed.direct(_Plain(), params, x, y, owner, nothing)
         for layer in closed.layers:
             off, size = (fast - slow)[:, layer.weight].norm(), slow[:, layer.weight].norm()
             if not bool((size > 0) & (off <= PROBE_TOLERANCE * size)):
@@ -100,7 +122,23 @@ def rounded_sensitivity(worker: Worker, batch: int) -> float:
     return worker.sensitivity * (1 + batch * ROUNDING)
 
 
-def add_noise(sums: Tensor, std: float, divisor: float, rng: torch.Generator) -> Tensor:
-    """(sums + N(0, std^2)) / divisor: what is uploaded. One draw for all workers and coordinates."""
-    noise = torch.empty_like(sums).normal_(0.0, std, generator=rng) if std else torch.zeros_like(sums)
-    return noise.add_(sums).div_(divisor)
+def fill_with_noise(uploads: Tensor, std: float, rng: torch.Generator) -> None:
+    """Every number of (n, d) becomes N(0, std^2), in place: one draw for all workers and coordinates."""
+    if std:
+        uploads.normal_(0.0, std, generator=rng)
+    else:
+        uploads.zero_()
+
+
+def mean_gradient(sums: Sums, params: Tensor, x: Tensor, y: Tensor, normalized: bool) -> Tensor:
+    """(d,): the mean of the examples' gradients, each scaled to length 1 first if `normalized`.
+
+    An example without a finite gradient counts as zeros, for it says nothing. Private to nobody: for the server's own.
+    """
+    mean = torch.zeros_like(params)
+    for gradients in sums.gradients(params, x, y):
+        norms = torch.linalg.vector_norm(gradients, dim=1)
+        weights = norms.reciprocal().nan_to_num_(0.0, 0.0, 0.0) if normalized else (norms < torch.inf).to(params)
+        # A weight of zero does not silence a NaN.
+        mean.addmv_(gradients.nan_to_num_(0.0, 0.0, 0.0).T, weights, alpha=1 / len(x))
+    return mean

@@ -1,0 +1,22 @@
+"""Kernels of our own for CUDA devices, in Triton, which comes with torch there. Every one has a plain twin.
+
+`outer`        lengths and weighted sums of per-example gradients (twin: `workers.layers`)
+`convolution`  per-example gradients of convolutions (twin: `workers.layers`)
+`counting`     the counts of the KS test (twin: `aggregators.noise_tests`)
+
+They exist because a round of a small model is a chain of some 200 tiny kernels, each of which costs more to start than
+to run, and because unfolding the inputs of a convolution moves many times more memory than the gradients need.
+"""
+
+import functools
+from importlib.util import find_spec
+
+import torch
+
+
+@functools.cache
+def available() -> bool:
+    """Whether these can be used here: a CUDA device that Triton compiles for, and Triton."""
+    if find_spec("triton") is None or not torch.cuda.is_available() or torch.version.cuda is None:
+        return False
+    return torch.cuda.get_device_capability() >= (8, 0)
