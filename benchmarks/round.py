@@ -18,6 +18,7 @@ import argparse
 import math
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 
@@ -51,13 +52,17 @@ from noisegate.lab.setup import SharedData
 from noisegate.vectors import FlatModel
 
 FLOOR = "floor: noise + one plain gradient"
-BY_VMAP = "vmap over all, then the mean"
+BY_VMAP = "vmap over all at once, then the mean"
+BY_VMAP_SOME = "vmap over some workers at a time, then the mean"
 BY_OPACUS = "Opacus, a loop over workers, then the mean"
 BLOCK = {"mlp": 2**20, "cnn": 64, "residual": 16}
 """Examples at once in the floor's gradient on a CPU: what is fastest there. CUDA takes 64 times as many."""
 
 TOGETHER = {"cpu": 8, "cuda": 64}
-"""Workers whose per-example gradients `vmap` makes at once."""
+"""Workers whose per-example gradients `vmap` makes at once where it takes some at a time: what is fastest."""
+
+AT_ONCE = {"mlp": 2**20, "cnn": 1000, "residual": 0}
+"""Most examples whose gradients `vmap` can make at once in a few GiB."""
 
 MOMENTUM, RATE, NOISE = 0.1, 0.2, 60.0 / BATCH
 PROMISED = 0.7
@@ -122,10 +127,10 @@ def gradients_by_opacus(model: FlatModel) -> Callable[[Tensor, Tensor, Tensor], 
 
 def by_hand(name: str, honest: int, byzantine: int, device: torch.device, way: str) -> Step:
     """A private round as one would write it, in float32: batches, per-example gradients, momentum, unit length, noise,
-    the mean. Some workers at a time, since the gradients of all would not fit."""
+    the mean."""
     workers, data, model = honest + byzantine, random_dataset(name, 20), flat_model(name, device)
-    gradients = gradients_by_vmap(model) if way == BY_VMAP else gradients_by_opacus(model)
-    together = TOGETHER[device.type] if way == BY_VMAP else 1
+    gradients = gradients_by_opacus(model) if way == BY_OPACUS else gradients_by_vmap(model)
+    together = {BY_VMAP: workers, BY_VMAP_SOME: TOGETHER[device.type], BY_OPACUS: 1}[way]
     pool_x, pool_y = data.x.to(device), data.y.to(device)
     lying = torch.arange(workers, device=device) >= honest
     uploads, params = torch.zeros(workers, model.d, device=device), model.initial()
@@ -155,8 +160,10 @@ def ways_of(name: str, honest: int, byzantine: int, chosen: argparse.Namespace) 
     ways: dict[str, Callable[[], Step]] = {FLOOR: lambda: floor(name, workers, device)}
     ways |= {aggregator: played(aggregator) for aggregator in chosen.aggregators}
     if chosen.baselines:
-        ways[BY_VMAP] = lambda: by_hand(name, honest, byzantine, device, BY_VMAP)
-        ways[BY_OPACUS] = lambda: by_hand(name, honest, byzantine, device, BY_OPACUS)
+        by_hands = [BY_VMAP_SOME, BY_OPACUS]
+        if workers * BATCH <= AT_ONCE[SOURCES[name].model]:
+            by_hands.insert(0, BY_VMAP)
+        ways |= {way: partial(by_hand, name, honest, byzantine, device, way) for way in by_hands}
     return ways
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Hashable
+from functools import partial
 from statistics import NormalDist
 
 import pytest
@@ -28,7 +29,7 @@ def view_of(honest: int, liars: int, phase: Hashable = None, seed: int = 0) -> A
         params=torch.zeros(D),
         noise_std=S,
         phase=phase,
-        rng=stream(seed, "a"),
+        stream=partial(stream, seed, "a"),
     )
 
 
@@ -45,7 +46,7 @@ def test_gaussian_is_noise_of_the_agreed_deviation(scale):
 def test_label_flip_reverses():
     y = torch.arange(10)
     x = torch.rand(10, 3, generator=stream(0, "x"))
-    same_x, flipped = LabelFlip().poison(x, y, DataView(10, None, stream(0, "p")))
+    same_x, flipped = LabelFlip().poison(x, y, DataView(10, None, partial(stream, 0, "p")))
     assert torch.equal(same_x, x)
     assert flipped.tolist() == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
 
@@ -53,7 +54,7 @@ def test_label_flip_reverses():
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_label_flip_at_random_never_keeps_a_label(classes):
     y = torch.arange(classes).repeat(300)
-    _, flipped = LabelFlip("random").poison(torch.zeros(len(y), 1), y, DataView(classes, None, stream(0, "p")))
+    _, flipped = LabelFlip("random").poison(torch.zeros(len(y), 1), y, DataView(classes, None, partial(stream, 0, "p")))
     assert not bool((flipped == y).any())
     pairs = torch.zeros(classes, classes, dtype=torch.int64).index_put_((y, flipped), torch.tensor(1), accumulate=True)
     others = ~torch.eye(classes, dtype=torch.bool)
@@ -170,7 +171,7 @@ def test_dormant_wakes_in_time(until, progress, sleeps, asleep):
     y = torch.tensor([1])
     flipper = Dormant(LabelFlip(), until, asleep)
     phase = flipper.phase(progress)
-    _, label = flipper.poison(torch.zeros(1, 1), y, DataView(10, phase, stream(0, "p")))
+    _, label = flipper.poison(torch.zeros(1, 1), y, DataView(10, phase, partial(stream, 0, "p")))
     assert label.tolist() == ([1] if sleeps else [8])
     assert flipper.needs_own(phase) == (not sleeps or asleep == "behave")
 

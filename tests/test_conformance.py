@@ -5,6 +5,7 @@ Inputs are small, but of the kind that a round makes: uploads are noise plus a l
 
 import io
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -349,7 +350,7 @@ def test_as_rows_marks_what_it_cannot_read():
 def adversary_view(phase, honest: int = HONEST, liars: int = LIARS, seed: int = 0) -> AdversaryView:
     uploads = honest_uploads(seed, honest + liars)
     order = torch.randperm(honest + liars, generator=stream(seed, "places"))
-    own, rng = uploads[order[honest:]].clone(), stream(seed, "attack")
+    own, rng = uploads[order[honest:]].clone(), partial(stream, seed, "attack")
     return AdversaryView(liars, lambda: uploads[order[:honest]], own.clone, torch.ones(D), NOISE_STD, phase, rng)
 
 
@@ -413,7 +414,7 @@ def test_poisoned_data_is_still_data(attack, progress, classes, examples):
     x = torch.rand(examples, 1, 8, 8, generator=rng)
     y = torch.randint(classes, (examples,), generator=rng)
     kept_x, kept_y = x.clone(), y.clone()
-    bad_x, bad_y = attack.poison(x, y, DataView(classes, attack.phase(progress), stream(1, "poison")))
+    bad_x, bad_y = attack.poison(x, y, DataView(classes, attack.phase(progress), partial(stream, 1, "poison")))
     assert torch.equal(x, kept_x)
     assert torch.equal(y, kept_y)
     assert (bad_x.shape, bad_x.dtype) == (x.shape, x.dtype)
@@ -421,7 +422,7 @@ def test_poisoned_data_is_still_data(attack, progress, classes, examples):
     assert int(bad_y.min()) >= 0
     assert int(bad_y.max()) < classes
     assert bool(bad_x.isfinite().all())
-    again = attack.poison(x, y, DataView(classes, attack.phase(progress), stream(1, "poison")))
+    again = attack.poison(x, y, DataView(classes, attack.phase(progress), partial(stream, 1, "poison")))
     assert torch.equal(again[0], bad_x)
     assert torch.equal(again[1], bad_y)
 

@@ -1,5 +1,6 @@
 """A CUDA device computes what a CPU computes, queued or not, alone or beside others. Skipped where there is none."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,7 @@ from noisegate.simulate.federation import Active
 from noisegate.simulate.rounds import Recorded
 from noisegate.simulate.train import Training
 from noisegate.streams import stream
-from noisegate.vectors import FlatModel
+from noisegate.vectors import FlatModel, clear_rows, copy_if
 from noisegate.workers import Clipped, Normalized, choose_sums
 from noisegate.workers.closed_form import ClosedForm
 
@@ -97,12 +98,30 @@ def test_gradients_of_convolutions_are_those_of_autograd(conv, count) -> None:
     delta = torch.randn(conv(a).shape, generator=rng)
     shape = conv.kernel_size, conv.stride, conv.padding, conv.dilation
     found = weight_gradients(a.cuda(), delta.cuda(), *shape).cpu().double()
-    twin = conv.double()
+    twin = copy.deepcopy(conv).double()
     for j in (0, 1, count - 1):
         loss = (twin(a[j : j + 1].double()) * delta[j].double()).sum()
         (wanted,) = torch.autograd.grad(loss, [twin.weight])
         assert (found[j].flatten() - wanted.flatten()).norm() <= 2e-6 * wanted.norm()
-    conv.float()
+
+
+@pytest.mark.skipif(not kernels.available(), reason="no Triton here")
+@pytest.mark.parametrize("conv", CONVOLUTIONS, ids=str)
+def test_convolutions_are_those_of_torch(conv) -> None:
+    from noisegate.kernels.images import OwnConvolutions
+
+    rng, twin = stream(2, "convolution"), copy.deepcopy(conv).double()
+    a = torch.randn(40, conv.in_channels, 21, 18, generator=rng)
+    delta = torch.randn(conv(a).shape, generator=rng)
+    exact = a.double().requires_grad_()
+    wanted = twin(exact)
+    (wanted_a,) = torch.autograd.grad(wanted, exact, delta.double())
+    own, layer = a.cuda().requires_grad_(), copy.deepcopy(conv).cuda().requires_grad_(False)
+    with OwnConvolutions():
+        found = layer(own)
+    (found_a,) = torch.autograd.grad(found, own, delta.cuda())
+    assert (found.cpu() - wanted).norm() <= 2e-6 * wanted.norm()
+    assert (found_a.cpu() - wanted_a).norm() <= 2e-6 * wanted_a.norm()
 
 
 def test_noise_tests_agree_with_the_cpu() -> None:
@@ -127,6 +146,9 @@ def pictures() -> noisegate.Dataset:
     return noisegate.Dataset("pictures", x, y, x[:100], y[:100], 10)
 
 
+PICTURES = pictures()
+
+
 def setup(device: str = "cuda", shared: SharedData | None = None, memory: int | None = None, **settings) -> Setup:
     asked = {
         "model": "mlp",
@@ -137,7 +159,7 @@ def setup(device: str = "cuda", shared: SharedData | None = None, memory: int | 
         "epsilon": 2.0,
         "aggregator": "two-stage",
     } | settings
-    return prepare(noisegate.Spec(**asked), noisegate.Compute(device, memory=memory), pictures(), shared=shared)
+    return prepare(noisegate.Spec(**asked), noisegate.Compute(device, memory=memory), PICTURES, shared=shared)
 
 
 def played(run: Federation, graph: bool = True, progress: Progress | None = None) -> tuple[Progress, Rounds]:
@@ -288,3 +310,20 @@ def test_a_rule_that_asks_the_host_is_played_kernel_by_kernel() -> None:
     asked, rounds = played(replace(run, rule=Asks()))
     assert list(rounds._device.graphs.values()) == [None]
     assert same_bytes(asked, played(replace(run, rule=noisegate.Mean()))[0])
+
+
+@pytest.mark.parametrize("d", [1, 5000, 9001])
+def test_rows_are_cleared_or_left_alone(d) -> None:
+    rows, absent = torch.randn(6, d, device="cuda"), torch.tensor([0, 1, 0, 0, 1, 0], dtype=torch.bool, device="cuda")
+    rows[1] = torch.nan
+    wanted = rows.masked_fill(absent[:, None], 0.0)
+    assert torch.equal(clear_rows(rows, absent), wanted)
+
+
+@pytest.mark.parametrize("size", [10, 70_001])
+def test_copies_are_made_or_not(size) -> None:
+    value, old = torch.randn(size, device="cuda"), torch.zeros(size, device="cuda")
+    copy_if(torch.tensor(False, device="cuda"), value, old)
+    assert not old.any()
+    copy_if(torch.tensor(True, device="cuda"), value, old)
+    assert torch.equal(old, value)

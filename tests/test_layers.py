@@ -30,6 +30,7 @@ SAME_LAYER = {
     ("compute", "errors"),
     ("streams", "errors"),
     ("vectors", "errors"),
+    ("vectors", "kernels"),
 }
 """The arrows between two parts of one layer: all in layer 0, and without a cycle. There are no others."""
 

@@ -9,6 +9,7 @@ what an uninterrupted run draws there, and two purposes never share numbers.
 (True, False)
 """
 
+import functools
 import hashlib
 
 import numpy as np
@@ -31,15 +32,21 @@ def stream(seed: int, name: str, round: int = 0, device: torch.device | str = "c
 def rewind(generator: torch.Generator, seed: int, name: str, round: int = 0) -> None:
     """Make `generator` what `stream` would give on its device."""
     text = f"{seed}/{name}/{round}".encode()
-    generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
     if generator.device.type == "cpu":
         # On a CPU torch keeps 32 bits of a seed. So few would make two of a run's 1,500 noise streams the same with
         # probability 3e-4, as much as a delta. The whole state comes from the name instead.
-        state = generator.get_state()
-        if state.numel() != MT_BYTES:
-            raise NoisegateError(
-                f"torch {torch.__version__} keeps its CPU generator in another form; use another torch"
-            )
         words = np.frombuffer(hashlib.shake_256(text).digest(4 * MT_WORDS), dtype="<u4").astype(np.int64)
+        state = _fresh_state().clone()
         state.view(torch.int64)[MT_START : MT_START + MT_WORDS] = torch.from_numpy(words)
         generator.set_state(state)
+    else:
+        generator.manual_seed(int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1)
+
+
+@functools.cache
+def _fresh_state() -> torch.Tensor:
+    """The state of a CPU generator that has drawn nothing yet."""
+    state = torch.Generator().manual_seed(0).get_state()
+    if state.numel() != MT_BYTES:
+        raise NoisegateError(f"torch {torch.__version__} keeps its CPU generator in another form; use another torch")
+    return state

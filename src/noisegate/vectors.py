@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from noisegate import kernels
 from noisegate.errors import SpecError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -70,6 +71,39 @@ class FlatModel:
 def counting(count: int, device: torch.device) -> Tensor:
     """0, 1, 2, ... count - 1: one tensor for all who ask, so nobody may write to it."""
     return torch.arange(count, device=device)
+
+
+@functools.lru_cache(maxsize=256)
+def zeros(count: int, device: torch.device) -> Tensor:
+    """0, 0, 0, ... in int64: one tensor for all who ask, so nobody may write to it."""
+    return torch.zeros(count, dtype=torch.int64, device=device)
+
+
+@functools.lru_cache(maxsize=256)
+def ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1, 1, 1, ...: one tensor for all who ask, so nobody may write to it."""
+    return torch.ones(count, dtype=dtype, device=device)
+
+
+def clear_rows(rows: Tensor, absent: Tensor) -> Tensor:
+    """Zeros in the rows of (n, d) that `absent` (n,) marks, in place. On a CUDA device nobody looks."""
+    if rows.is_cuda and kernels.available() and rows.dtype == torch.float32 and rows.stride(-1) == 1:
+        from noisegate.kernels.rows import clear_rows as clear
+
+        clear(rows, absent)
+        return rows
+    return rows.masked_fill_(absent[:, None], 0.0)
+
+
+def copy_if(going: Tensor, value: Tensor, into: Tensor) -> None:
+    """into = value if `going`, () bool on the device, holds."""
+    plain = value.is_contiguous() and into.is_contiguous() and value.dtype == into.dtype == torch.float32
+    if into.is_cuda and kernels.available() and plain and value.numel() >= 2**16:
+        from noisegate.kernels.rows import copy_if as copy
+
+        copy(going, value, into)
+    else:
+        torch.where(going, value, into, out=into)
 
 
 def add_rows(sums: Tensor, owner: Tensor, values: Tensor) -> None:

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from noisegate.errors import SpecError
 from noisegate.room import Room
+from noisegate.vectors import clear_rows
 
 Memory = Mapping[str, Tensor]
 
@@ -88,7 +90,12 @@ class DataView:
 
     classes: int
     phase: Hashable
-    rng: torch.Generator
+    stream: Callable[[], torch.Generator]
+
+    @cached_property
+    def rng(self) -> torch.Generator:
+        """Where its randomness comes from in this round."""
+        return self.stream()
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ class AdversaryView:
     workers: M, how many it controls.
     see_honest, see_own: give the uploads of the honest workers and of its own; see `honest` and `own`.
     phase: what the attack made of the point that the run has reached.
+    stream: gives the generator `rng`.
     """
 
     workers: int
@@ -108,7 +116,12 @@ class AdversaryView:
     params: Tensor
     noise_std: float
     phase: Hashable
-    rng: torch.Generator
+    stream: Callable[[], torch.Generator]
+
+    @cached_property
+    def rng(self) -> torch.Generator:
+        """Where its randomness comes from in this round."""
+        return self.stream()
 
     @property
     def honest(self) -> Tensor:
@@ -194,7 +207,7 @@ def receive(uploads: Any, workers: int, d: int, like: Tensor, in_place: bool = F
     present = norms < torch.inf  # nor is NaN
     if rows.is_cuda or not bool(present.all()):  # to look would make the host wait for the device
         absent = ~present
-        rows = rows.masked_fill_(absent[:, None], 0.0) if in_place else rows.masked_fill(absent[:, None], 0.0)
+        rows = clear_rows(rows if in_place else rows.clone(), absent)
         norms.masked_fill_(absent, 0.0)
     return rows, norms, present
 

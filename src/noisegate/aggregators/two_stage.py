@@ -44,8 +44,9 @@ class TwoStage:
 
     def __call__(self, view: ServerView, memory: Memory) -> Verdict:
         reason = self._first_stage(view)
-        score = torch.zeros_like(view.norms)
-        if self.stages != 1:
+        if self.stages == 1:
+            score = torch.zeros_like(view.norms)
+        else:
             passed = reason == Reason.KEPT.value
             others, score, memory = self._second_stage(view, passed, memory)
             reason.masked_fill_(passed & others, Reason.SCORE.value)

@@ -57,6 +57,9 @@ def run_command(
     ] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
+    memory: Annotated[
+        int | None, typer.Option(help="MiB beside the uploads of two rounds. [1024; 8192 on CUDA]")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder. [runs/NAME]")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     baselines: Annotated[
@@ -95,7 +98,7 @@ def run_command(
         }.items()
         if value is not None
     }
-    compute = Compute(device=device, threads=threads)
+    compute = Compute(device=device, threads=threads, memory=memory)
     spec = _gather(spec_file, flags, settings or [])
     out = out or Path("runs") / spec.name()
     console = Console(stderr=True, quiet=as_json)

@@ -1,7 +1,9 @@
 """Kernels of our own for CUDA devices, in Triton, which comes with torch there. Every one has a plain twin.
 
 `outer`        lengths and weighted sums of per-example gradients (twin: `workers.layers`)
+`images`       convolutions of few channels (twin: torch's own)
 `convolution`  per-example gradients of convolutions (twin: `workers.layers`)
+`rows`         rows that are changed or left alone (twins: `masked_fill_`, `torch.where`)
 `counting`     the counts of the KS test (twin: `aggregators.noise_tests`)
 
 They exist because a round of a small model is a chain of some 200 tiny kernels, each of which costs more to start than

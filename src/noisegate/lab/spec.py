@@ -27,7 +27,7 @@ Part = str | Mapping[str, Any]
 
 BEST = {"name": "two-stage", "server_gradient": "normalized"}
 MOST_ROUNDS = 10_000_000
-FLAGS_ONLY = ("device", "threads", "out", "resume", "json", "baselines")
+FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
 
 

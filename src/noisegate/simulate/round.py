@@ -37,7 +37,7 @@ def play(
     if active.liars:
         lying = places(active.lying.index_select(0, batch.owner), room.liars if room else 0, room)
         mine = x.index_select(0, lying), y.index_select(0, lying)
-        poisoned = run.attack.poison(*mine, DataView(run.classes, phase, rng("poison")))
+        poisoned = run.attack.poison(*mine, DataView(run.classes, phase, partial(rng, "poison")))
         bad_x, bad_y = checked_examples(*poisoned, len(lying), run.classes, room)
         x = x if bad_x is mine[0] else x.index_copy_(0, lying, bad_x.to(x))
         y = y if bad_y is mine[1] else y.index_copy_(0, lying, bad_y.to(y))
@@ -67,7 +67,7 @@ def play(
             params=params.clone(),
             noise_std=run.noise_std,
             phase=phase,
-            rng=rng("attack"),
+            stream=partial(rng, "attack"),
         )
         forged = run.attack.forge(view)
         if forged is not None or not active.everyone:
@@ -82,7 +82,7 @@ def play(
             present=present,
             noise_std=run.noise_std,
             believed_honest=run.believed_honest,
-            auxiliary=partial(mean_gradient, run.sums, params, run.aux_x, run.aux_y),
+            auxiliary=partial(mean_gradient, run.sums, params, run.aux_x, run.aux_y, room=room),
             ties=torch.randperm(n, generator=rng("ties"), device=params.device),
             memory=run.memory,
         ),

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_flatten
 from noisegate.simulate.federation import Federation, State
 from noisegate.simulate.progress import Progress
 from noisegate.simulate.round import play
+from noisegate.vectors import copy_if
 from noisegate.views import Verdict
 
 MOST_GRAPHS = 4
@@ -155,7 +156,7 @@ class Device:
         self.reasons.index_copy_(0, self.done, verdict.reason[None].to(self.reasons.dtype))
         self.scores.index_copy_(0, self.done, verdict.score[None])
         for old, value in pairs:
-            torch.where(going, value, old, out=old)
+            copy_if(going, value, old)
         self.done.add_(going)
 
 

@@ -9,15 +9,17 @@ type; a weight from it could then make a contribution longer than 1. Such exampl
 """
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from noisegate import kernels
 from noisegate.room import Room
-from noisegate.vectors import FlatModel, counting
+from noisegate.vectors import FlatModel, counting, ones
 from noisegate.views import Worker
 from noisegate.workers import layers
 from noisegate.workers.direct import Direct
@@ -78,7 +80,7 @@ class ClosedForm:
 
         handles = [layer.module.register_forward_hook(record) for layer in self.layers]
         try:
-            with torch.enable_grad():
+            with torch.enable_grad(), _convolutions(x):
                 losses = self.model.losses(params.detach(), x, y)
         except RuntimeError:  # an activation in place of a layer's output, say; the direct way has no such trouble
             return None
@@ -90,7 +92,9 @@ class ClosedForm:
         wanted = [outputs[layer.module] for layer in self.layers]
         if not losses.requires_grad:
             return None
-        gradients = torch.autograd.grad(losses, wanted, torch.ones_like(losses), allow_unused=True)
+        gradients = torch.autograd.grad(
+            losses, wanted, ones(len(losses), losses.dtype, losses.device), allow_unused=True
+        )
         if any(gradient is None for gradient in gradients):
             return None
         traced = [(inputs[layer.module], gradient) for layer, gradient in zip(self.layers, gradients, strict=True)]
@@ -106,18 +110,6 @@ class ClosedForm:
         for layer, (a, delta) in zip(self.layers, traced, strict=True):
             made += (a.numel() + delta.numel()) * KEPT + (0 if a.ndim == 2 else 2 * layer.size)
         return x[0].numel() + made
-
-    def gradients(self, params: Tensor, x: Tensor, y: Tensor) -> Iterator[Tensor]:
-        """As `Direct.gradients`: every layer's, side by side."""
-        for some_x, some_y in zip(x.split(self.direct.chunk), y.split(self.direct.chunk), strict=True):
-            traced = self.trace(params, some_x, some_y)
-            if traced is None:
-                yield from self.direct.gradients(params, some_x, some_y)
-                continue
-            found = params.new_empty(len(some_y), self.model.d)
-            for layer, (a, delta) in zip(self.layers, traced, strict=True):
-                layers.write_gradients(layer, a, delta, found)
-            yield found
 
     def __call__(
         self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor
@@ -157,31 +149,34 @@ class ClosedForm:
 
         # Lengths, in units of 1-b: of g, of phi = g + r m with r = b / (1-b), and of both terms laid end to end.
         square = sum_up(part.squares() for part in parts)
-        reach, length = square.sqrt(), square
+        reach, length, finite = square.sqrt(), square, True
         if old:
-            ratio, last = old / fresh, groups.spread(layers.squared_lengths(last_uploads))
+            ratio, lasts = old / fresh, layers.squared_lengths(last_uploads)
+            last, finite = groups.spread(lasts), bool((lasts < torch.inf).all())
             inner = sum_up(part.inner(last_uploads) for part in parts)
             length = square.add_(inner, alpha=2 * ratio).add_(last, alpha=ratio**2)
-            reach = reach.add_(last.sqrt(), alpha=ratio)
-        length = length.sqrt()  # NaN where rounding made the square negative: not trusted
+            reach = reach.add_(last.sqrt_(), alpha=ratio)
+        length = length.sqrt_()  # NaN where rounding made the square negative: not trusted
 
         # Which of them can be trusted, and their weights.
         trusted = (length >= (CANCELLATION * reach).clamp_(min=RANGE[0])) & (reach < RANGE[1])
         used = trusted & (owner < workers) if room else trusted
-        if not bool(used.all()):  # a weight of zero does not silence a NaN: take them out
+        everyone = bool(used.all())
+        if not everyone:  # a weight of zero does not silence a NaN: take them out
             parts, length = [part.without(used) for part in parts], length.masked_fill(~used, 1.0)
-        weights = (worker.weights(length * fresh) * scale).masked_fill_(~used, 0.0).to(into.dtype)
+        weights = worker.weights(length.mul_(fresh)).mul_(scale)
+        weights = (weights if everyone else weights.masked_fill_(~used, 0.0)).to(into.dtype)
 
         # The weighted sum of phi = (1-b) times that of g, plus b times the weights' total times m.
+        of_fresh = weights * fresh
         for part in parts:
-            part.add(weights * fresh, into)
+            part.add(of_fresh, into)
         if old:
             totals = groups.totals(weights * old)[:, None]
             # A last upload that is not finite belongs to a worker without a trusted example.
-            broken = not bool(last.isfinite().all())
-            into.addcmul_(totals, torch.where(totals > 0, last_uploads, 0.0) if broken else last_uploads)
-        doubtful = (~trusted & (owner < workers)).nonzero().flatten()
-        if len(doubtful):
+            into.addcmul_(totals, last_uploads if finite else torch.where(totals > 0, last_uploads, 0.0))
+        if not everyone:
+            doubtful = (~trusted & (owner < workers)).nonzero().flatten()
             rest = x[doubtful], y[doubtful], owner[doubtful]
             self.direct.add(worker, params, *rest, last_uploads, into, scale)
 
@@ -232,6 +227,15 @@ class ClosedForm:
             outer.row_add(values, of_fresh, starts, into, place.start, *momentum)
         for layer, a, delta in pairs:
             outer.linear_add(a, delta, of_fresh, starts, into, *layer.begins, *momentum)
+
+
+def _convolutions(x: Tensor) -> AbstractContextManager[Any]:
+    """On a CUDA device our own: with few channels they are several times faster, and as exact."""
+    if not x.is_cuda or not kernels.available():
+        return nullcontext()
+    from noisegate.kernels.images import OwnConvolutions
+
+    return OwnConvolutions()
 
 
 def widest(owner: Tensor) -> int:

@@ -1,6 +1,5 @@
 """The obvious way: make every example's gradient, mix, scale, add up. For any module; the oracle of the fast way."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -44,11 +43,6 @@ class Direct:
     def floats(self, x: Tensor, y: Tensor) -> int:
         """Floats that one more example of the shape of x[0] takes while sums are made."""
         return x[0].numel()
-
-    def gradients(self, params: Tensor, x: Tensor, y: Tensor) -> Iterator[Tensor]:
-        """(B, d) gradients of the examples one after the other, at most `chunk` at a time."""
-        for some_x, some_y in zip(x.split(self.chunk), y.split(self.chunk), strict=True):
-            yield per_example_gradients(self.model, params, some_x, some_y)
 
     def __call__(
         self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor

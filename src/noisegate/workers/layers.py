@@ -28,6 +28,9 @@ IN_RANGE = 1e-12, 1e12
 """Between these, no square that matters leaves the range of float32."""
 
 
+LARGE_PRODUCT = 2**12
+"""Numbers in a layer's matrix from which on a CPU takes longer to multiply than to be told to."""
+
 LARGE = 2**18
 """Numbers from which on a GPU takes longer to read them than to start a kernel."""
 
@@ -111,8 +114,14 @@ class Groups:
         return values.index_select(0, self.owner.clamp(max=len(values) - 1))
 
     def totals(self, values: Tensor) -> Tensor:
-        """(E,) -> (n,): the sum over every worker's examples."""
-        return values.new_zeros(len(self.starts)).index_add_(0, self.owner, values)[:-1]
+        """(E, ...) -> (n, ...): the sum over every worker's examples."""
+        return values.new_zeros(len(self.starts), *values.shape[1:]).index_add_(0, self.owner, values)[:-1]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many examples each worker has, and how many places are empty. The host has to look for this."""
+        counts: list[int] = self.starts.diff().tolist()
+        return [*counts, len(self.owner) - sum(counts)]
 
 
 @dataclass(frozen=True)
@@ -139,8 +148,15 @@ class Plain:
         """(n, width, K)"""
         return self.groups.pad(self.a)
 
+    @property
+    def _one_by_one(self) -> bool:
+        """Whether the workers' products are so large that it pays to take them one by one, and to pad nothing."""
+        return not self.a.is_cuda and self.a.shape[1] * self.delta.shape[1] >= LARGE_PRODUCT
+
     def inner(self, vectors: Tensor) -> Tensor:
         """(E,) in float64: its inner product with the worker's vector, delta' M a."""
+        if self._one_by_one:
+            return self._inner_one_by_one(vectors)
         (a, *more_a), (first, *more) = self._inputs.split(WIDTH, 2), self.layer.matrix(vectors).split(WIDTH, 2)
         if self.layer.bias is None:
             through = torch.bmm(a, first.transpose(1, 2))
@@ -151,8 +167,28 @@ class Plain:
             through = through.double().add_(torch.bmm(inputs, matrix.transpose(1, 2)))
         return self.groups.flat(through).mul_(self.delta).sum(1, dtype=torch.float64)
 
+    def _inner_one_by_one(self, vectors: Tensor) -> Tensor:
+        sizes, found = self.groups.sizes, torch.zeros(len(self.delta), dtype=torch.float64)
+        for a, matrices in zip(self.a.split(WIDTH, 1), self.layer.matrix(vectors).split(WIDTH, 2), strict=True):
+            through = torch.empty_like(self.delta)
+            for own, matrix, out in zip(a.split(sizes), matrices, through.split(sizes), strict=False):
+                torch.mm(own, matrix.T, out=out)
+            found += through.mul_(self.delta).sum(1, dtype=torch.float64)
+        if self.layer.bias is not None:
+            found += (self.groups.spread(vectors[:, self.layer.bias]) * self.delta).sum(1)
+        return found
+
     def add(self, weights: Tensor, into: Tensor) -> None:
         """into (n, d) += the workers' weighted sums of gradients, by weights (E,)."""
+        if self._one_by_one:
+            weighted, sizes = self.delta * weights[:, None], self.groups.sizes
+            for delta, own, matrix in zip(
+                weighted.split(sizes), self.a.split(sizes), self.layer.matrix(into), strict=False
+            ):
+                matrix.addmm_(delta.T, own)
+            if self.layer.bias is not None:
+                into[:, self.layer.bias] += self.groups.totals(weighted)
+            return
         real = self.groups.real
         weighted = torch.where(real[..., None], self.groups.pad(self.delta * weights[:, None]), 0.0)
         self.layer.matrix(into).baddbmm_(weighted.transpose(1, 2), self._inputs)
@@ -207,17 +243,6 @@ def gradients(layer: Layer, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
     """T > 1: (weight gradients (E, O*K), bias gradients (E, O)). In blocks, since unfolded inputs are larger."""
     weight, bias = zip(*_blocks(layer, a, delta), strict=True)
     return (weight[0], bias[0]) if len(weight) == 1 else (torch.cat(weight), torch.cat(bias))
-
-
-def write_gradients(layer: Layer, a: Tensor, delta: Tensor, into: Tensor) -> None:
-    """The gradients of B examples into their place in (B, d)."""
-    if a.ndim == 2:
-        torch.mul(delta[:, :, None], a[:, None], out=layer.matrix(into))
-        bias = delta
-    else:
-        into[:, layer.weight], bias = gradients(layer, a, delta)
-    if layer.bias is not None:
-        into[:, layer.bias] = bias
 
 
 def squared_lengths(vectors: Tensor) -> Tensor:

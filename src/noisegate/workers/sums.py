@@ -1,6 +1,6 @@
 """Which way to compute the workers' sums, and the noise that makes them private."""
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -10,7 +10,7 @@ from noisegate import checks
 from noisegate.errors import SpecError
 from noisegate.room import Room
 from noisegate.streams import stream
-from noisegate.vectors import FlatModel
+from noisegate.vectors import FlatModel, zeros
 from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.direct import Direct, per_example_gradients
@@ -20,8 +20,6 @@ class Sums(Protocol):
     """A way to a model's sums of contributions: `Direct` or `ClosedForm`, where its methods are described."""
 
     def floats(self, x: Tensor, y: Tensor) -> int: ...
-
-    def gradients(self, params: Tensor, x: Tensor, y: Tensor) -> Iterator[Tensor]: ...
 
     def __call__(
         self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor
@@ -80,16 +78,6 @@ def choose_sums(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, way: str
     return Direct(model, chunk)
 
 
-class _Plain:
-    """Adds gradients up as they are: the sharpest probe, since nothing is scaled away."""
-
-    momentum = 0.0
-    sensitivity = float("inf")
-
-    def weights(self, norms: Tensor) -> Tensor:
-        return torch.ones_like(norms)
-
-
 def _agrees(closed: ClosedForm, params: Tensor, x: Tensor, y: Tensor) -> bool:
     """Whether the closed form gives what the direct way gives, on examples and weights shaken a little.
 
@@ -103,8 +91,8 @@ def _agrees(closed: ClosedForm, params: Tensor, x: Tensor, y: Tensor) -> bool:
     apart = torch.arange(len(x), device=x.device)
     for owner in (apart, torch.zeros_like(apart)):  # every example its own worker, and all of one worker
         nothing = params.new_zeros(int(owner.max()) + 1, len(params))
-        fast = closed(_Plain(), params, x, y, owner, nothing)
-        slow = closed.direct(_Plain(), params, x, y, owner, nothing)
+        fast = closed(Plain(), params, x, y, owner, nothing)
+        slow = closed.direct(Plain(), params, x, y, owner, nothing)
         for layer in closed.layers:
             off, size = (fast - slow)[:, layer.weight].norm(), slow[:, layer.weight].norm()
             if not bool((size > 0) & (off <= PROBE_TOLERANCE * size)):
@@ -130,15 +118,35 @@ def fill_with_noise(uploads: Tensor, std: float, rng: torch.Generator) -> None:
         uploads.zero_()
 
 
-def mean_gradient(sums: Sums, params: Tensor, x: Tensor, y: Tensor, normalized: bool) -> Tensor:
+@dataclass(frozen=True)
+class Plain:
+    """Adds gradients up as they are. Private to nobody: for the server's own examples, and for probes."""
+
+    momentum: float = 0.0
+    sensitivity: float = float("inf")
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """1."""
+        return torch.ones_like(norms)
+
+
+@dataclass(frozen=True)
+class Unit(Plain):
+    """Scales each gradient to length 1, with no margin for rounding. As private as `Plain`."""
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """1 / length."""
+        return norms.reciprocal()
+
+
+def mean_gradient(
+    sums: Sums, params: Tensor, x: Tensor, y: Tensor, normalized: bool, room: Room | None = None
+) -> Tensor:
     """(d,): the mean of the examples' gradients, each scaled to length 1 first if `normalized`.
 
-    An example without a finite gradient counts as zeros, for it says nothing. Private to nobody: for the server's own.
+    An example without a finite gradient counts as zeros, for it says nothing.
     """
-    mean = torch.zeros_like(params)
-    for gradients in sums.gradients(params, x, y):
-        norms = torch.linalg.vector_norm(gradients, dim=1)
-        weights = norms.reciprocal().nan_to_num_(0.0, 0.0, 0.0) if normalized else (norms < torch.inf).to(params)
-        # A weight of zero does not silence a NaN.
-        mean.addmv_(gradients.nan_to_num_(0.0, 0.0, 0.0).T, weights, alpha=1 / len(x))
-    return mean
+    worker, mean = Unit() if normalized else Plain(), params.new_zeros(1, len(params))
+    together = zeros(len(x), x.device)
+    sums.add(worker, params, x, y, together, mean, mean, 1 / len(x), len(x), room)  # without momentum none is read
+    return mean[0]
