@@ -147,6 +147,7 @@ def mix(
 
     Trusted is a length that neither cancellation nor the range of float32 can have spoiled: at least `cancellation`
     times the lengths of both terms laid end to end, at least `low`, and these below `high`. NaN is never trusted.
+    Where both g and m are zero the length is inf, so that its inverse is a weight of zero, and is trusted.
     Empty places get a length of 1, and are trusted. inner, last: None if there is no m.
     """
     length = torch.empty_like(square)
@@ -406,8 +407,9 @@ def _mix(
     # a number that something is compared with to float32.
     low, high = tl.full((BLOCK,), LOW, tl.float64), tl.full((BLOCK,), HIGH, tl.float64)
     sound = (found >= CANCELLATION * reach) & (found >= low) & (reach < high)
-    tl.store(length + j, tl.where(valid, found, 1.0), mask=j < examples)
-    tl.store(trusted + j, (sound | (worker >= workers)).to(tl.uint8), mask=j < examples)
+    silent = reach == 0.0
+    tl.store(length + j, tl.where(valid, tl.where(silent, float("inf"), found), 1.0), mask=j < examples)
+    tl.store(trusted + j, (sound | silent | (worker >= workers)).to(tl.uint8), mask=j < examples)
 
 
 # --- kernels: sums ---------------------------------------------------------------------------------------------------

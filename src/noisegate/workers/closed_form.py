@@ -42,6 +42,7 @@ class ClosedForm:
     model: FlatModel
     layers: tuple[layers.Layer, ...]
     direct: Direct
+    own_convolutions: bool = True  # on a CUDA device
 
     @classmethod
     def of(cls, model: FlatModel, chunk: int = 128) -> "ClosedForm | None":
@@ -80,7 +81,7 @@ class ClosedForm:
 
         handles = [layer.module.register_forward_hook(record) for layer in self.layers]
         try:
-            with torch.enable_grad(), _convolutions(x):
+            with torch.enable_grad(), self._convolutions(x):
                 losses = self.model.losses(params.detach(), x, y)
         except RuntimeError:  # an activation in place of a layer's output, say; the direct way has no such trouble
             return None
@@ -100,6 +101,14 @@ class ClosedForm:
         traced = [(inputs[layer.module], gradient) for layer, gradient in zip(self.layers, gradients, strict=True)]
         first = len(x)  # examples must come first everywhere, each on its own
         return traced if all(len(a) == len(delta) == first for a, delta in traced) else None
+
+    def _convolutions(self, x: Tensor) -> AbstractContextManager[Any]:
+        """Our own on a CUDA device: with few channels they are several times faster, and as exact."""
+        if not self.own_convolutions or not x.is_cuda or not kernels.available():
+            return nullcontext()
+        from noisegate.kernels.images import OwnConvolutions
+
+        return OwnConvolutions()
 
     def floats(self, x: Tensor, y: Tensor) -> int:
         """As `Direct.floats`: what one example leaves in every layer, and what is made of that."""
@@ -227,15 +236,6 @@ class ClosedForm:
             outer.row_add(values, of_fresh, starts, into, place.start, *momentum)
         for layer, a, delta in pairs:
             outer.linear_add(a, delta, of_fresh, starts, into, *layer.begins, *momentum)
-
-
-def _convolutions(x: Tensor) -> AbstractContextManager[Any]:
-    """On a CUDA device our own: with few channels they are several times faster, and as exact."""
-    if not x.is_cuda or not kernels.available():
-        return nullcontext()
-    from noisegate.kernels.images import OwnConvolutions
-
-    return OwnConvolutions()
 
 
 def widest(owner: Tensor) -> int:

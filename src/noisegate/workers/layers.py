@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.grad import conv2d_weight
 
 from noisegate import kernels
-from noisegate.vectors import counting
+from noisegate.vectors import add_rows, counting
 
 BLOCK = {"cpu": 2**23, "cuda": 2**27}
 """Most floats that the inputs of one block of examples may take when unfolded: what fits a cache, or fills a GPU."""
@@ -115,7 +115,9 @@ class Groups:
 
     def totals(self, values: Tensor) -> Tensor:
         """(E, ...) -> (n, ...): the sum over every worker's examples."""
-        return values.new_zeros(len(self.starts), *values.shape[1:]).index_add_(0, self.owner, values)[:-1]
+        totals = values.new_zeros(len(self.starts), values[:1].numel())
+        add_rows(totals, self.owner, values.flatten(1) if values.ndim > 1 else values[:, None])
+        return totals[:-1].reshape(-1, *values.shape[1:])
 
     @cached_property
     def sizes(self) -> list[int]:
