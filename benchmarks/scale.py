@@ -33,7 +33,7 @@ WIDTHS = {25_450: 32, 100_180: 126, 1_000_120: 1_258, 10_000_315: 12_579}
 """Parameters of a 784-h-10 network -> h."""
 
 SMALLEST = min(WIDTHS)
-FIXED_WORKERS = 50
+FIXED_WORKERS = 100
 VERSIONS = ["device", "noisegate", "torch", "threads"]
 FIELDS = [*VERSIONS, "workers", "parameters", "rounds", "ms", "held", "peak", "cap", "why"]
 """Of a file. held: MiB before the first round; peak: the most from then on; cap: as given; why: it was not run."""
