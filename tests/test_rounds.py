@@ -219,6 +219,35 @@ def test_labels_that_do_not_exist_do_not_fit_and_are_refused_without_room():
     assert not bool(room.fits())
 
 
+class Blackout(noisegate.LabelFlip):
+    """Blackens its pictures: in place, or in a copy."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        object.__setattr__(self, "in_place", in_place)
+
+    def poison(self, x, y, view):
+        return (x.mul_(0.0) if self.in_place else 0.0 * x), y
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("at_once", [2, 99])
+def test_poisoned_pictures_are_those_that_liars_train_on_and_nobody_else(in_place, at_once, monkeypatch):
+    monkeypatch.setattr("noisegate.simulate.round.POISONED_AT_ONCE", 7)
+    clean = replace(federation(), attack=noisegate.Honest(), sigma=0.0, rule=noisegate.Mean())
+    black = replace(clean, attack=Blackout(in_place))
+    pool = clean.x.clone()
+    for run in (clean, black):
+        run.active(run.phase(0)).__dict__["at_once"] = at_once
+    uploads = [play(run, first_state(run), 0)[0].uploads for run in (clean, black)]
+    lying = clean.byzantine
+    assert torch.equal(clean.x, pool)
+    assert (uploads[0] - uploads[1])[~lying].norm(dim=1).max() < CLOSE
+    assert (uploads[0] - uploads[1])[lying].norm(dim=1).min() > 0.1
+    # A black picture has no gradient in the first layer's weights.
+    assert uploads[1][lying][:, : 256 * 32].abs().max() < 1e-6
+
+
 # Training.
 
 

@@ -137,8 +137,9 @@ class Active:
 
     @cached_property
     def _examples(self) -> Tensor:
-        """(k longest + 1,) every worker's examples, one after the other."""
-        return functional.pad(self.federation.holdings[self.rows, : self.longest].flatten(), (0, 1))
+        """(k longest + 1,) every worker's examples, one after the other; int32, since it is long."""
+        held = self.federation.holdings[:, : self.longest].to(torch.int32)
+        return functional.pad(held.index_select(0, self.rows).flatten(), (0, 1))
 
     @cached_property
     def liars(self) -> int:
@@ -150,12 +151,11 @@ class Active:
         """How many of them are worked on at a time: as many as the memory allows, or a CPU's cache."""
         run = self.federation
         each = _upper(run.sampling.largest_sum(1, TAIL), self.longest)
-        drawn = 2 * len(self) * run.batch * run.x[0].numel()  # a copy of the adversary's, which it may poison
         one = each * run.sums.floats(run.x[:1], run.y[:1])
         if not self.everyone:
             one += 2 * run.model.d  # their rows lie apart, and are copied together
-        room = run.memory // 4 - drawn
-        return max(1, min(len(self), (room if run.x.is_cuda else min(room, CACHED)) // one))
+        floats = run.memory // 4 if run.x.is_cuda else min(run.memory // 4, CACHED)
+        return max(1, min(len(self), floats // one))
 
     def room(self) -> Room:
         """Room for a round of theirs: exceeded in one of 10,000."""
@@ -167,10 +167,9 @@ class Active:
         most = self.at_once * self.longest
         return Room(_upper(total, most), _upper(width, self.longest), _upper(liars, self.liars * self.longest))
 
-    def examples(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """(x, y) of the drawn examples; of any example at all where a place of the batch is empty."""
-        chosen = self._examples.index_select(0, batch.flat)
-        return self.federation.x.index_select(0, chosen), self.federation.y.index_select(0, chosen)
+    def numbers(self, batch: Batch) -> Tensor:
+        """(E,) which examples of the pool were drawn; any at all where a place of the batch is empty."""
+        return self._examples.index_select(0, batch.flat)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from noisegate.simulate.federation import Federation, State
 from noisegate.views import AdversaryView, DataView, ServerView, Verdict, as_rows, checked_examples, receive
 from noisegate.workers import fill_with_noise, mean_gradient
 
+POISONED_AT_ONCE = 4096
+"""Examples that an attack is shown at a time. Part of what a seed means on a CUDA device: not to be changed."""
+
 
 def play(
     federation: Federation,
@@ -31,16 +34,20 @@ def play(
     # 1. Draw batches. An adversary that makes its uploads up needs none.
     active = run.active(phase)
     batch = gather(active.draw(rng("batch")), active.at_once, room)
-    x, y = active.examples(batch)
+    drawn = active.numbers(batch)
+    x, y = None, run.y.index_select(0, drawn)
 
     # 2. Attacks on data act before anyone trains.
     if active.liars:
         lying = places(active.lying.index_select(0, batch.owner), room.liars if room else 0, room)
-        mine = x.index_select(0, lying), y.index_select(0, lying)
-        poisoned = run.attack.poison(*mine, DataView(run.classes, phase, partial(rng, "poison")))
-        bad_x, bad_y = checked_examples(*poisoned, len(lying), run.classes, room)
-        x = x if bad_x is mine[0] else x.index_copy_(0, lying, bad_x.to(x))
-        y = y if bad_y is mine[1] else y.index_copy_(0, lying, bad_y.to(y))
+        knows = DataView(run.classes, phase, partial(rng, "poison"))
+        for some in lying.split(POISONED_AT_ONCE):
+            mine = run.x.index_select(0, drawn.index_select(0, some)), y.index_select(0, some)
+            bad_x, bad_y = checked_examples(*run.attack.poison(*mine, knows), len(some), run.classes, room)
+            y.index_copy_(0, some, bad_y.to(y))
+            if bad_x is not mine[0] or bad_x._version:  # another tensor, or the same one written to
+                x = run.x.index_select(0, drawn) if x is None else x
+                x.index_copy_(0, some, bad_x.to(x))
 
     # 3. Every active worker runs the private protocol: bounded contributions, noise, a public divisor (Algorithm 1).
     # The noise comes first, straight into the uploads' place, and the contributions are added to it.
@@ -50,7 +57,8 @@ def play(
         rows = active.rows[part.workers]
         sent = uploads[part.workers] if active.everyone else uploads[part.workers].clone()
         sent_last = last[part.workers] if active.everyone else last.index_select(0, rows)
-        own = x[part.places], y[part.places], part.owner
+        own_x = run.x.index_select(0, drawn[part.places]) if x is None else x[part.places]
+        own = own_x, y[part.places], part.owner
         run.sums.add(run.worker, params, *own, sent_last, sent, 1 / run.batch, part.width, room)
         if not active.everyone:
             uploads.index_copy_(0, rows, sent)
