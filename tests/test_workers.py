@@ -320,7 +320,37 @@ def test_rounding_of_a_large_sum_stays_within_the_margin_or_is_paid_for(way, exa
             assert moved <= (1 if examples <= 64 else rounded_sensitivity(Normalized(momentum), examples))
 
 
-@pytest.mark.parametrize("against", [0.81, 0.7, -1.0], ids=["cancelling", "cancelling less", "along"])
+def sum_of_outputs(outputs, y):
+    """A loss whose gradients are the inputs themselves, so that all terms of a sum can be made equal."""
+    return outputs.flatten(1).sum(1)
+
+
+EQUAL_TERMS = {
+    "narrow": (lambda: nn.Linear(384, 1, bias=False), (384,)),
+    "wide": (lambda: nn.Linear(4096, 1, bias=False), (4096,)),
+    "matrix": (lambda: nn.Linear(1024, 32, bias=False), (1024,)),
+    "positions": (lambda: nn.Linear(36_864, 1, bias=False), (2, 36_864)),
+    "many positions": (lambda: nn.Linear(262_144, 1, bias=False), (2, 262_144)),
+    "convolution": (lambda: nn.Conv2d(16, 16, 5, bias=False), (16, 8, 8)),
+    "wide convolution": (lambda: nn.Conv2d(64, 64, 3, bias=False), (64, 5, 5)),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL_TERMS)
+def test_equal_terms_that_nearly_cancel_keep_the_bound(name):
+    """Where rounding is worst: all terms alike, so that it goes one way, and lengths just long enough to be trusted."""
+    make, shape = EQUAL_TERMS[name]
+    model, rng = FlatModel(make(), sum_of_outputs), stream(3, "equal")
+    edge = 2 * closed_form.CANCELLATION / (1 + closed_form.CANCELLATION)
+    y, params = torch.zeros(1, dtype=torch.long), torch.zeros(model.d)
+    for share in (edge + 0.001, edge + 0.005, edge + 0.05, 0.9, 1.0):
+        x = torch.full((1, *shape), float(1 + torch.rand(1, generator=rng)))
+        last = -9 * (1 - share) * per_example_gradients(model, params, x, y)
+        found = ClosedForm.of(model)(Normalized(0.1), params, x, y, one_owner(y), last)
+        assert SHORTEST <= torch.linalg.vector_norm(found.double()) <= 1
+
+
+@pytest.mark.parametrize("against", [0.81, 0.7, 0.59, -1.0], ids=["much", "less", "just trusted", "along"])
 @pytest.mark.parametrize("inputs", [784, 3_072, 20_000])
 def test_a_wide_layer_keeps_the_bound(inputs, against):
     """Equal inputs make a long sum of products round one way; lengths must not come out too short for it."""

@@ -49,6 +49,7 @@ class Verdict:
     reason: (n,) a `Reason` for each worker.
     score: (n,) what the rule ranks by (zero where it ranks by nothing).
     memory: handed back to the rule next round; tensors only, so that it can be saved.
+        A round may be played again, so a rule answers with new tensors and writes to none that it was handed.
     """
 
     update: Tensor
@@ -61,6 +62,8 @@ class Verdict:
 @dataclass(frozen=True)
 class ServerView:
     """All that a server knows in one round.
+
+    What it holds is the round's own, and will be overwritten: a rule that wants to keep it makes a copy.
 
     uploads: (n, d), finite; a malformed upload is a row of zeros.
     norms: (n,) their lengths.
@@ -193,7 +196,7 @@ def checked_examples(x: Tensor, y: Tensor, count: int, classes: int, room: Room 
         room.need(exist)
     if not form or (not room and not bool(exist.all())):
         raise SpecError(f"attack: its poison must give {count} examples with labels 0 to {classes - 1} back")
-    return x, y
+    return x, y.clamp(0, classes - 1) if room else y  # a device would stop for good at a label that does not exist
 
 
 def receive(uploads: Any, workers: int, d: int, like: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:

@@ -13,8 +13,8 @@ A bias is one more column of M_i, at which every a_j is 1. Gradients of other la
 (`row_lengths`, `row_add`). `mix` turns squares and inner products into lengths of g + r m; `totals` adds up weights.
 
 Weights made from these lengths decide a privacy bound. So all products are those of float32 or better (no tf32, hence
-no tl.dot), squares are float64 from the first product on, and no more than 1,024 products are added up in float32 where
-a length depends on them. All sums have a fixed order: the same input gives the same bits.
+no tl.dot), squares are float64 from the first product on, and where a length depends on them no more than 256 products
+are added up one after the other in float32. All sums have a fixed order: the same input gives the same bits.
 
 No function looks at a value on the host, and block sizes follow from shapes alone, so all can be captured in a CUDA
 graph. One launch each; `linear_lengths` takes two for layers of more than 1,024 inputs or 256 outputs.

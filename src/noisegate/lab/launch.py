@@ -21,7 +21,7 @@ from noisegate.simulate import Progress, Training, abreast, shares, start
 from noisegate.vectors import Loss, cross_entropy
 
 Watch = Callable[[Progress, int], None]
-"""Called after every round with the progress and the number of all rounds."""
+"""Called with the progress and the number of all rounds: after every round, on a CUDA device every so often."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def run_together(
 
     On a CUDA device their rounds fill it together, each on its own stream, and they share the data they have in common.
     What a spec needs there is its model, its uploads twice, and `compute.memory`. On a CPU they run one after the
-    other. watch: called every so often with the progress of the run that is furthest behind.
+    other. watch: called every so often with the progress of the run that is furthest behind. Nothing is saved: if one
+    fails or is interrupted, all are lost. `seconds` of a result is its share of the time that all took.
     """
     compute = compute or Compute()
     if compute.resolve().type == "cpu":

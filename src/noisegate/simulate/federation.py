@@ -150,7 +150,7 @@ class Active:
     def at_once(self) -> int:
         """How many of them are worked on at a time: as many as the memory allows, or a CPU's cache."""
         run = self.federation
-        each = _upper(run.sampling.largest_sum(1, TAIL), self.longest)
+        each = min(run.sampling.largest_sum(1, TAIL), self.longest)
         one = each * run.sums.floats(run.x[:1], run.y[:1])
         if not self.everyone:
             one += 2 * run.model.d  # their rows lie apart, and are copied together
@@ -165,7 +165,7 @@ class Active:
         width = draws.largest_sum(1, TAIL / 4 / k)
         liars = draws.largest_sum(self.liars, TAIL / 4) if self.liars else 0
         most = self.at_once * self.longest
-        return Room(_upper(total, most), _upper(width, self.longest), _upper(liars, self.liars * self.longest))
+        return Room(min(total, most), min(width, self.longest), min(liars, self.liars * self.longest))
 
     def numbers(self, batch: Batch) -> Tensor:
         """(E,) which examples of the pool were drawn; any at all where a place of the batch is empty."""
@@ -191,8 +191,3 @@ def first_state(federation: Federation) -> State:
     params = federation.model.initial()
     uploads = params.new_zeros(len(federation.byzantine), len(params))
     return State(params, uploads, {}, torch.empty_like(uploads))
-
-
-def _upper(bound: int, certain: int) -> int:
-    """The smaller of a bound that hardly ever fails and one that cannot."""
-    return min(bound, certain)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from noisegate.errors import SpecError
 from noisegate.room import Room, places
@@ -99,5 +100,11 @@ def play(
     if not isinstance(verdict, Verdict):
         raise SpecError(f"aggregator: must answer with a Verdict, but {run.rule!r} gave {type(verdict).__name__}")
 
-    # 6. Step.
-    return State(torch.sub(params, verdict.update, alpha=run.rate), received, verdict.memory, spare=last), verdict
+    # 6. Step. Uploads are overwritten in two rounds, so nobody may take them along.
+    memory = {name: value.clone() if shares(value, received) else value for name, value in verdict.memory.items()}
+    return State(torch.sub(params, verdict.update, alpha=run.rate), received, memory, spare=last), verdict
+
+
+def shares(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors lie in the same memory."""
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()

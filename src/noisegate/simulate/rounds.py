@@ -10,8 +10,10 @@ A round with room has the same shapes in a graph or not, so that the bytes do no
 and a run that is interrupted and resumed ends in the same bytes as one that is not.
 """
 
-from collections.abc import Hashable
-from contextlib import nullcontext
+import signal
+import threading
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +26,7 @@ from noisegate.simulate.federation import Federation, State
 from noisegate.simulate.progress import Progress
 from noisegate.simulate.round import play
 from noisegate.vectors import copy_if
-from noisegate.views import Verdict
+from noisegate.views import Memory, Verdict
 
 MOST_GRAPHS = 4
 """Phases of an attack that are recorded; any more are played kernel by kernel."""
@@ -91,40 +93,42 @@ class Device:
             self.going = torch.ones((), dtype=torch.bool, device=federation.x.device)
 
     def queue(self) -> None:
-        """Put the next round behind the others."""
-        phase = self.run.phase(self.queued)
+        """Put the next round behind the others.
+
+        It counts as queued before it is: who is interrupted in between finds a round that was not played.
+        """
+        t, phase = self.queued, self.run.phase(self.queued)
         with torch.cuda.stream(self.stream):
-            if phase in self.graphs and (recorded := self.graphs[phase]):
-                recorded.replay(self.queued)
+            if recorded := self.graphs.get(phase):
                 self.queued += 1
+                recorded.replay(t)
             else:
-                self._play(phase)
+                self.settle()
+                self.queued += 1
+                self._play(t)
 
     def settle(self) -> tuple[int, State]:
         """(rounds done, the state after them), all that was queued included."""
         with torch.cuda.stream(self.stream):
-            asked = self.queued
-            while (done := int(self.done)) < asked:
-                # Round `done` did not fit, and those behind it did nothing.
-                self.queued = done
+            while (done := int(self.done)) < self.queued:
+                # Round `done` did not fit, or was never started, and those behind it did nothing.
+                asked, self.queued = self.queued, done + 1
                 self.going.fill_(True)
-                self._adopt(*play(self.run, self.state, done, None, Generators(self.run, done)))
-                self.queued += 1
+                self._play(done)
                 while self.queued < asked:
                     self.queue()
-        return asked, self.state
+        return self.queued, self.state
 
-    def _play(self, phase: Hashable) -> None:
+    def _play(self, t: int) -> None:
         """A round that is not recorded; then record it for the next time, if it may be."""
-        self.settle()
-        t, before = self.queued, self.state.memory.keys()
+        phase, before = self.run.phase(t), form_of(self.state.memory)
         generators, room = Generators(self.run, t), self.run.active(phase).room()
         state, verdict = play(self.run, self.state, t, room, generators)
         if not bool(room.fits()):
             state, verdict = play(self.run, self.state, t, None, Generators(self.run, t))
-        self._adopt(state, verdict)
-        self.queued += 1
-        steady = before == state.memory.keys()  # in the first round a rule's memory takes its form
+        with held_back():
+            self._adopt(state, verdict)
+        steady = before == form_of(state.memory)  # in the first round a rule's memory takes its form
         if self.graph and steady and phase not in self.graphs and len(self.graphs) < MOST_GRAPHS:
             self.graphs[phase] = self._record(t, phase, generators)
 
@@ -147,17 +151,38 @@ class Device:
 
     def _adopt(self, new: State, verdict: Verdict) -> None:
         """Take over what a round gave, if the device's clock is still going."""
-        going, state = self.going, self.state
-        if new.memory.keys() != state.memory.keys():
-            memory = {name: value.clone() for name, value in new.memory.items()}
-            self.state = state = replace(state, memory=memory)
+        if form_of(new.memory) != form_of(self.state.memory):  # what is recorded writes to the old one
+            self.state = replace(self.state, memory={name: value.clone() for name, value in new.memory.items()})
+            self.graphs.clear()
+        state = self.state
         pairs = [(state.params, new.params), (state.uploads, new.uploads)]
         pairs += [(state.memory[name], value) for name, value in new.memory.items()]
-        self.reasons.index_copy_(0, self.done, verdict.reason[None].to(self.reasons.dtype))
-        self.scores.index_copy_(0, self.done, verdict.score[None])
+        self.reasons.index_copy_(0, self.done, verdict.reason[None].to(self.reasons))
+        self.scores.index_copy_(0, self.done, verdict.score[None].to(self.scores))
         for old, value in pairs:
-            copy_if(going, value, old)
-        self.done.add_(going)
+            copy_if(self.going, value, old)
+        self.done.add_(self.going)
+
+
+def form_of(memory: Memory) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """What a recorded round takes for granted of a rule's memory."""
+    return {name: (value.shape, value.dtype) for name, value in memory.items()}
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """An interruption waits until this is over, so that it is done as a whole or not at all."""
+    if threading.current_thread() is not threading.main_thread():  # only there is one ever raised
+        yield
+        return
+    caught: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if caught:
+        raise KeyboardInterrupt
 
 
 class Generators:

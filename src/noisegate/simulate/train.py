@@ -18,8 +18,8 @@ EVALUATION_BLOCK = 2048
 class Training:
     """A run on its way. `ahead` and `settled` in turns, until `over`.
 
-    Accuracy is taken every `evaluate_every` rounds and at the end: of a copy of the model, behind the rounds on a CUDA
-    device, in another thread on a CPU.
+    Accuracy is taken every `evaluate_every` rounds and at the end: on a CUDA device behind the rounds, on a CPU in
+    another thread, of a copy of the model.
     """
 
     def __init__(
@@ -37,6 +37,8 @@ class Training:
         self._curve = progress.curve
         self._examiner = Examiner(federation.model, x_test, y_test)
         self._pending: tuple[int, Tensor | Future[int]] | None = None
+        if self._due() and (not self._curve or self._curve[-1]["round"] < self.played):
+            self._examine()  # interrupted before it could be
 
     @property
     def over(self) -> bool:
@@ -52,11 +54,17 @@ class Training:
         """One more round, at once or queued."""
         self._rounds.step()
         self.played += 1
-        if self.played % self.evaluate_every == 0 or self.over:
-            params = self._rounds.settled().state.params
+        if self._due():
             self._collect()
-            with self._rounds.beside():
-                self._pending = self.played, self._examiner.begin(params)
+            self._examine()
+
+    def _due(self) -> bool:
+        return self.played > 0 and (self.played % self.evaluate_every == 0 or self.over)
+
+    def _examine(self) -> None:
+        params = self._rounds.settled().state.params
+        with self._rounds.beside():
+            self._pending = self.played, self._examiner.begin(params)
 
     def settled(self, wait: bool = False) -> Progress:
         """Where the run stands. Its last line may be missing while it is being examined, unless you `wait`."""
@@ -73,7 +81,8 @@ class Training:
             since = self._curve[-1]["round"] if self._curve else 0
             reasons = self._rounds.settled().reasons
             line = describe(self.federation, reasons, since, round, right / self._examiner.examples)
-            self._curve = (*self._curve, line)
+            if since < round:  # else an interruption came between this line and the next
+                self._curve = (*self._curve, line)
             self._pending = None
 
 

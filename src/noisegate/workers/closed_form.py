@@ -24,14 +24,14 @@ from noisegate.views import Worker
 from noisegate.workers import layers
 from noisegate.workers.direct import Direct
 
-CANCELLATION = 0.1
-"""Below this share of (1-b)||g|| + b||m|| a length from the expanded square is not trusted: above it, rounding of a few
-1e-7 of the square of that scale moves the length by less than 2^-14."""
+CANCELLATION = 0.25
+"""Below this share of (1-b)||g|| + b||m|| a length from the expanded square is not trusted. Above it, an error of e
+times the square of that scale moves the length by at most 8 e: less than 2^-14 for an e of 7e-6, and e is some 1e-6."""
 
 KEPT = 6
 """Tensors of the size of a layer's inputs and outputs that exist at once: activations, what autograd keeps, copies."""
 
-RANGE = 1e-15, 1e15
+RANGE = 1e-12, 1e12
 """Lengths outside are not trusted either: weights and their products may leave the range of float32."""
 
 
@@ -152,7 +152,7 @@ class ClosedForm:
             self._queue(worker, traced, owner, last_uploads, into, scale, width or len(y), room)
             return
         workers = len(last_uploads)
-        groups = layers.Groups.of(owner, workers, width or widest(owner))
+        groups = layers.Groups.of(owner, workers, width if width and not room else None)
         parts = [_part(layer, a, delta, groups) for layer, (a, delta) in zip(self.layers, traced, strict=True)]
         fresh, old = 1 - worker.momentum, worker.momentum
 
@@ -225,7 +225,8 @@ class ClosedForm:
         for layer, a, delta in pairs:
             outer.linear_lengths(a, delta, starts, last_uploads, *layer.begins, square, inner, first, width)
             first = False
-        last = layers.squared_lengths(last_uploads) if old else None
+        # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing.
+        last = torch.linalg.vector_norm(last_uploads, dim=1).double().square_() if old else None
         length, trusted = outer.mix(square, inner, last, owner, old / fresh, CANCELLATION, *RANGE, workers)
         room.need(trusted)
 
@@ -236,11 +237,6 @@ class ClosedForm:
             outer.row_add(values, of_fresh, starts, into, place.start, *momentum)
         for layer, a, delta in pairs:
             outer.linear_add(a, delta, of_fresh, starts, into, *layer.begins, *momentum)
-
-
-def widest(owner: Tensor) -> int:
-    """Most examples of one worker."""
-    return int(torch.bincount(owner).max())
 
 
 def sum_up(tensors: Iterable[Tensor]) -> Tensor:

@@ -31,9 +31,6 @@ IN_RANGE = 1e-12, 1e12
 LARGE_PRODUCT = 2**12
 """Numbers in a layer's matrix from which on a CPU takes longer to multiply than to be told to."""
 
-LARGE = 2**18
-"""Numbers from which on a GPU takes longer to read them than to start a kernel."""
-
 
 @dataclass(frozen=True)
 class Layer:
@@ -72,9 +69,10 @@ class Groups:
     width: int
 
     @classmethod
-    def of(cls, owner: Tensor, workers: int, width: int) -> "Groups":
-        """By bisection: no counting, so nothing to add up in any order."""
-        return cls(owner, torch.searchsorted(owner, counting(workers + 1, owner.device)), width)
+    def of(cls, owner: Tensor, workers: int, width: int | None = None) -> "Groups":
+        """By bisection: no counting, so nothing to add up in any order. Without a width the host looks for it."""
+        starts = torch.searchsorted(owner, counting(workers + 1, owner.device))
+        return cls(owner, starts, width or max(1, int(starts.diff().max())))
 
     @cached_property
     def pieces(self) -> list[tuple[int, slice]]:
@@ -221,12 +219,13 @@ class Spread:
 
     def inner(self, vectors: Tensor) -> Tensor:
         """As that of `Plain`."""
-        inner = torch.zeros(len(self.weight), dtype=self.weight.dtype, device=self.weight.device)
+        inner = torch.zeros(len(self.weight), dtype=torch.float64, device=self.weight.device)
         for i, own in self.groups.pieces:
-            torch.mv(self.weight[own], vectors[i, self.layer.weight], out=inner[own])
+            # A product and a sum by halves: a matrix product would add one number after the other, and lose digits.
+            inner[own] += (self.weight[own] * vectors[i, self.layer.weight]).sum(1)
             if self.layer.bias is not None:
-                inner[own].addmv_(self.bias[own], vectors[i, self.layer.bias])
-        return inner.double()
+                inner[own] += (self.bias[own] * vectors[i, self.layer.bias]).sum(1)
+        return inner
 
     def add(self, weights: Tensor, into: Tensor) -> None:
         """As that of `Plain`. What is added is what was measured."""
@@ -248,20 +247,13 @@ def gradients(layer: Layer, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def squared_lengths(vectors: Tensor) -> Tensor:
-    """Squared length along the last dimension, in float64, right to some 1e-6 of itself.
-
-    Whatever the numbers are on a CPU. On a CUDA device, where nobody can look, squares of large tensors that leave the
-    range of float32 give 0 or inf.
-    """
+    """Squared length along the last dimension, in float64, right to some 1e-6 of itself, whatever the numbers are."""
     exact = partial(torch.linalg.vector_norm, vectors, dim=-1, dtype=torch.float64)
     square: Tensor
-    if vectors.dtype != torch.float32 or (vectors.is_cuda and vectors.numel() < LARGE):
+    if vectors.dtype != torch.float32 or vectors.is_cuda:
         square = exact().square_()
         return square
-    # In float32 it is many times faster, and as good where no square leaves its range.
-    if vectors.is_cuda:  # adds up in the form of a tree, so that no sum is long
-        square = torch.linalg.vector_norm(vectors, dim=-1).double().square_()
-        return square
+    # In float32 a CPU is many times faster, and as good where a look shows that no square leaves its range.
     whole = vectors.shape[-1] // WIDTH * WIDTH
     square = torch.linalg.vector_norm(vectors[..., whole:], dim=-1).double().square_()
     if whole:
