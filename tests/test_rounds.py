@@ -272,6 +272,19 @@ def test_poisoned_pictures_are_those_that_liars_train_on_and_nobody_else(in_plac
     assert uploads[1][lying][:, : 256 * 32].abs().max() < 1e-6
 
 
+class Lists(noisegate.Honest):
+    """A phase that cannot be looked up."""
+
+    def phase(self, progress):
+        return ["asleep"]
+
+
+def test_a_phase_that_cannot_be_compared_is_refused():
+    run = replace(federation(), attack=Lists())
+    with pytest.raises(SpecError, match=r"its phase must be a word, .* gave \['asleep'\]"):
+        play(run, first_state(run), 0)
+
+
 # Training.
 
 

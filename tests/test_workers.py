@@ -343,7 +343,8 @@ def test_equal_terms_that_nearly_cancel_keep_the_bound(name):
     model, rng = FlatModel(make(), sum_of_outputs), stream(3, "equal")
     edge = 2 * closed_form.CANCELLATION / (1 + closed_form.CANCELLATION)
     y, params = torch.zeros(1, dtype=torch.long), torch.zeros(model.d)
-    for share in (edge + 0.001, edge + 0.005, edge + 0.05, 0.9, 1.0):
+    for trial in range(60 if model.d < 20_000 else 10):
+        share = (edge + 0.001 + 0.004 * float(torch.rand(1, generator=rng)), 0.9, 1.0)[0 if trial > 1 else trial + 1]
         x = torch.full((1, *shape), float(1 + torch.rand(1, generator=rng)))
         last = -9 * (1 - share) * per_example_gradients(model, params, x, y)
         found = ClosedForm.of(model)(Normalized(0.1), params, x, y, one_owner(y), last)

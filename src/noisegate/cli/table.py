@@ -33,7 +33,9 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     if malformed := sum(line["rejected"].get("malformed", {"byzantine": 0})["byzantine"] for line in result.curve):
         sent = result.rounds * result.byzantine_workers
         table.add_row(
-            "malformed uploads", f"{malformed / sent:.1%}", "of the Byzantine ones; a forge must give (M, d) floats"
+            "malformed uploads",
+            f"{malformed / sent:.1%}",
+            "of the Byzantine ones; a forge must give (M, d) floats, or None if needs_own",
         )
     pace = f"{result.rounds} rounds, {result.ms_per_round:.1f} ms each"
     table.add_row(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from noisegate.errors import SpecError
 from noisegate.room import TAIL, Room
 from noisegate.sampling import Batch, Draw, Sampling
 from noisegate.streams import rewind
@@ -75,7 +76,14 @@ class Federation:
 
     def phase(self, t: int) -> Hashable:
         """What the attack makes of round `t`."""
-        return self.attack.phase(t / self.rounds)
+        phase = self.attack.phase(t / self.rounds)
+        try:
+            hash(phase)
+        except TypeError:
+            raise SpecError(
+                f"attack: its phase must be a word, a number, or a tuple of these, but {self.attack!r} gave {phase!r}"
+            ) from None
+        return phase
 
     def stream(self, what: str, t: int) -> torch.Generator:
         """The generator of this run for `what` in round `t`."""
