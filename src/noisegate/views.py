@@ -89,7 +89,7 @@ class ServerView:
 
 @dataclass(frozen=True)
 class DataView:
-    """What an adversary knows when it poisons its own examples."""
+    """What an adversary knows when it poisons its own examples: how many classes there are, its phase, and `rng`."""
 
     classes: int
     phase: Hashable
@@ -107,7 +107,7 @@ class AdversaryView:
 
     All of it is copies: nothing that an attack does to them reaches an honest worker or the server.
 
-    workers: M, how many it controls.
+    workers: M, how many it controls. params: (d,) the model. noise_std: as the server knows it.
     see_honest, see_own: give the uploads of the honest workers and of its own; see `honest` and `own`.
     phase: what the attack made of the point that the run has reached.
     stream: gives the generator `rng`.
