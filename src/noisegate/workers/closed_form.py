@@ -34,6 +34,9 @@ KEPT = 6
 RANGE = 1e-12, 1e12
 """Lengths outside are not trusted either: weights and their products may leave the range of float32."""
 
+SHORTEST = 1e-30
+"""Without momentum nothing cancels, and where squares are float64 a length is good down to this."""
+
 
 @dataclass(frozen=True)
 class ClosedForm:
@@ -227,7 +230,8 @@ class ClosedForm:
             first = False
         # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing.
         last = torch.linalg.vector_norm(last_uploads, dim=1).double().square_() if old else None
-        length, trusted = outer.mix(square, inner, last, owner, old / fresh, CANCELLATION, *RANGE, workers)
+        low = RANGE[0] if old else SHORTEST  # a sure model's gradients are short, and its rounds should fit all the same
+        length, trusted = outer.mix(square, inner, last, owner, old / fresh, CANCELLATION, low, RANGE[1], workers)
         room.need(trusted)
 
         weights = (worker.weights(length * fresh) * scale).to(into.dtype)
