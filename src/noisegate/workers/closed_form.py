@@ -230,7 +230,9 @@ class ClosedForm:
             first = False
         # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing.
         last = torch.linalg.vector_norm(last_uploads, dim=1).double().square_() if old else None
-        low = RANGE[0] if old else SHORTEST  # a sure model's gradients are short, and its rounds should fit all the same
+        low = (
+            RANGE[0] if old else SHORTEST
+        )  # a sure model's gradients are short, and its rounds should fit all the same
         length, trusted = outer.mix(square, inner, last, owner, old / fresh, CANCELLATION, low, RANGE[1], workers)
         room.need(trusted)
 
