@@ -16,10 +16,9 @@ from noisegate.attacks import ATTACKS
 from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.models import build_model
 from noisegate.room import Room
-from noisegate.simulate import Federation, Progress, Rounds, abreast, start, train
+from noisegate.simulate import Federation, Progress, Rounds, Training, abreast, start
 from noisegate.simulate.federation import Active
 from noisegate.simulate.rounds import Recorded
-from noisegate.simulate.train import Training
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, clear_rows, copy_if
 from noisegate.workers import Clipped, Normalized, choose_sums
@@ -242,7 +241,7 @@ def test_same_spec_same_bytes(model: str) -> None:
     for _ in range(2):
         ready = setup(model=model)
         with noisegate.Compute().exact():
-            *_, last = train(ready.federation, start(ready.federation), ready.x_test, ready.y_test, 5)
+            *_, last = Training(ready.federation, start(ready.federation), ready.x_test, ready.y_test, 5)
         runs.append(last)
     assert same_bytes(*runs)
     assert runs[0].curve == runs[1].curve

@@ -13,7 +13,7 @@ import torch
 
 from noisegate import Compute, Result, Spec, reference, run, undefended
 from noisegate.lab.setup import prepare
-from noisegate.simulate import accuracy, start, train
+from noisegate.simulate import Training, accuracy, start
 
 SEEDS = (1, 2, 3)
 CPU = Compute(device="cpu")
@@ -64,7 +64,7 @@ def test_without_defense_the_attack_wins():
 
 def play(federation, x_test, y_test) -> float:
     progress = start(federation)
-    for now in train(federation, progress, x_test, y_test, federation.rounds):
+    for now in Training(federation, progress, x_test, y_test, federation.rounds):
         progress = now
     return accuracy(federation.model, progress.state.params, x_test, y_test)
 

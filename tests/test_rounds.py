@@ -13,7 +13,7 @@ from noisegate.errors import SpecError
 from noisegate.lab.setup import SharedData, prepare
 from noisegate.room import Room, places
 from noisegate.sampling import DRAWN_AT_ONCE, FixedSize, Poisson, gather
-from noisegate.simulate import Federation, Rounds, Training, abreast, accuracy, first_state, play, start, train
+from noisegate.simulate import Federation, Rounds, Training, abreast, accuracy, first_state, play, start
 from noisegate.streams import stream
 
 CLOSE = 1e-5
@@ -302,7 +302,7 @@ def test_lines_are_those_of_the_models_at_their_rounds():
         if t % 6 == 0 or t == 20:
             params = rounds.settled().state.params
             wanted[t] = accuracy(setup.federation.model, params, setup.x_test, setup.y_test)
-    *_, last = train(setup.federation, start(setup.federation), setup.x_test, setup.y_test, 6)
+    *_, last = Training(setup.federation, start(setup.federation), setup.x_test, setup.y_test, 6)
     assert {line["round"]: line["accuracy"] for line in last.curve} == wanted
     assert last.rounds == 20
 
@@ -348,12 +348,12 @@ def test_training_does_not_wait_for_an_examination_but_whoever_asks_gets_every_l
 def test_a_line_that_an_interruption_left_out_is_made_up_for(stop):
     setup = ready()
     given = setup.federation, start(setup.federation), setup.x_test, setup.y_test, 5
-    *_, whole = train(*given)
+    *_, whole = Training(*given)
     rounds = Rounds(setup.federation, start(setup.federation))
     for _ in range(stop):
         rounds.step()
     left = replace(rounds.settled(), curve=tuple(line for line in whole.curve if line["round"] < stop))
-    *_, resumed = train(setup.federation, left, setup.x_test, setup.y_test, 5)
+    *_, resumed = Training(setup.federation, left, setup.x_test, setup.y_test, 5)
     assert resumed.curve == whole.curve
 
 

@@ -168,25 +168,24 @@ def _play(
     training, saved = _training(setup, progress, graph), len(progress.curve)
     began = time.perf_counter() - progress.seconds
 
-    def stands(wait: bool = False) -> Progress:
-        return replace(training.settled(wait), seconds=time.perf_counter() - began)
+    def timed(progress: Progress) -> Progress:
+        return replace(progress, seconds=time.perf_counter() - began)
 
     try:
-        while not training.over:
-            abreast([training])
-            progress = stands()
-            if folder and len(progress.curve) > saved:
-                saved = len(progress.curve)
-                folder.save(stands(wait=True))
+        for now in training:
+            if folder and len(now.curve) > saved:
+                saved = len(now.curve)
+                folder.save(timed(training.settled(wait=True)))
             if watch:
-                watch(progress, training.federation.rounds)
+                watch(timed(now), training.federation.rounds)
     except KeyboardInterrupt:
         if folder:
-            folder.save(stands(wait=True))
+            folder.save(timed(training.settled(wait=True)))
         raise
-    result = _summarize(spec, setup, stands(wait=True))
+    progress = timed(training.settled(wait=True))
+    result = _summarize(spec, setup, progress)
     if folder:
-        folder.finish(setup.federation, stands(wait=True), result.as_dict())
+        folder.finish(setup.federation, progress, result.as_dict())
     return result
 
 

@@ -4,7 +4,7 @@ from noisegate.simulate.federation import Federation, State, first_state
 from noisegate.simulate.progress import Progress, count_reasons, shares, start
 from noisegate.simulate.round import play
 from noisegate.simulate.rounds import Rounds
-from noisegate.simulate.train import Training, abreast, accuracy, train
+from noisegate.simulate.train import Training, abreast, accuracy
 
 __all__ = [
     "Federation",
@@ -19,5 +19,4 @@ __all__ = [
     "play",
     "shares",
     "start",
-    "train",
 ]

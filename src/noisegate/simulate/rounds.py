@@ -1,10 +1,10 @@
 """Rounds one after the other: at once on a CPU, queued on a CUDA device.
 
 On a CUDA device every round is played with `Room`, so that the host never has to wait for the device in the middle of
-one. After the first round of each phase its kernels are recorded in a CUDA graph and then repeated: only the
-generators are set anew, by the host. A round that does not fit stops the device's clock: it and all that were queued
-behind it leave no trace, and when the host next looks it plays that round without room and queues the others again.
-So a batch of any size is drawn and used as it fell, whatever the bounds are.
+one. Once a phase of the attack was played, and the rule's memory has its form, the kernels are recorded in a CUDA graph
+and then repeated: only the generators are set anew, by the host. A round that does not fit stops the device's clock: it
+and all that were queued behind it leave no trace, and when the host next looks it plays that round without room and
+queues the others again. So a batch of any size is drawn and used as it fell, whatever the bounds are.
 
 A round with room has the same shapes in a graph or not, so that the bytes do not depend on when a graph was recorded,
 and a run that is interrupted and resumed ends in the same bytes as one that is not.

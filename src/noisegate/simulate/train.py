@@ -16,7 +16,7 @@ EVALUATION_BLOCK = 2048
 
 
 class Training:
-    """A run on its way. `ahead` and `settled` in turns, until `over`.
+    """A run on its way: `ahead` and `settled` in turns, until `over`. To iterate is to do that, giving the progress.
 
     Accuracy is taken every `evaluate_every` rounds and at the end: on a CUDA device behind the rounds, on a CPU in
     another thread, of a copy of the model.
@@ -66,12 +66,22 @@ class Training:
         with self._rounds.beside():
             self._pending = self.played, self._examiner.begin(params)
 
+    def __iter__(self) -> Iterator[Progress]:
+        """The progress after each remaining round, or every so often on a CUDA device."""
+        while not self.over:
+            abreast([self])
+            yield self.settled()
+
     def settled(self, wait: bool = False) -> Progress:
         """Where the run stands. Its last line may be missing while it is being examined, unless you `wait`."""
         progress = self._rounds.settled()
-        if self._pending and (wait or self.over or is_ready(self._pending[1])):
+        if self._pending and (wait or self.over or not self._still_examined()):
             self._collect()
         return replace(progress, curve=self._curve)
+
+    def _still_examined(self) -> bool:
+        """Whether to ask for the pending line would mean to wait. What a device counts is there when it is settled."""
+        return self._pending is not None and isinstance(self._pending[1], Future) and not self._pending[1].done()
 
     def _collect(self) -> None:
         """Write the pending line."""
@@ -84,27 +94,6 @@ class Training:
             if since < round:  # else an interruption came between this line and the next
                 self._curve = (*self._curve, line)
             self._pending = None
-
-
-def is_ready(found: "Tensor | Future[int]") -> bool:
-    """Whether asking for it now would not make anyone wait. A device is waited for in any case."""
-    return found.done() if isinstance(found, Future) else True
-
-
-def train(
-    federation: Federation,
-    progress: Progress,
-    x_test: Tensor,
-    y_test: Tensor,
-    evaluate_every: int,
-    graph: bool = True,
-) -> Iterator[Progress]:
-    """Play the remaining rounds, giving the progress after each, or every so often on a CUDA device."""
-    training = Training(federation, progress, x_test, y_test, evaluate_every, graph)
-    while not training.over:
-        for _ in range(training.stride()):
-            training.ahead()
-        yield training.settled()
 
 
 def abreast(trainings: Sequence[Training]) -> None:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from noisegate.workers.clipped import Clipped
-from noisegate.workers.direct import Direct, contributions, per_example_gradients
+from noisegate.workers.direct import Direct, Sums, contributions, per_example_gradients
 from noisegate.workers.normalized import Normalized
-from noisegate.workers.sums import Sums, choose_sums, fill_with_noise, mean_gradient, rounded_sensitivity
+from noisegate.workers.sums import choose_sums, fill_with_noise, mean_gradient, rounded_sensitivity
 
 WORKERS: dict[str, Callable[..., Any]] = {"normalized": Normalized, "clipped": Clipped}
 

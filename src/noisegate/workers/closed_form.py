@@ -22,7 +22,7 @@ from noisegate.room import Room
 from noisegate.vectors import FlatModel, counting, ones
 from noisegate.views import Worker
 from noisegate.workers import layers
-from noisegate.workers.direct import Direct
+from noisegate.workers.direct import Direct, Sums
 
 CANCELLATION = 0.25
 """Below this share of (1-b)||g|| + b||m|| a length from the expanded square is not trusted. Above it, an error of e
@@ -39,7 +39,7 @@ SHORTEST = 1e-30
 
 
 @dataclass(frozen=True)
-class ClosedForm:
+class ClosedForm(Sums):
     """The layers of a model whose per-example gradients have a closed form."""
 
     model: FlatModel
@@ -114,7 +114,7 @@ class ClosedForm:
         return OwnConvolutions()
 
     def floats(self, x: Tensor, y: Tensor) -> int:
-        """As `Direct.floats`: what one example leaves in every layer, and what is made of that."""
+        """What one example leaves in every layer, and what is made of that."""
         traced = self.trace(self.model.initial(), x[:1], y[:1])
         if traced is None:
             return self.direct.floats(x, y)
@@ -122,14 +122,6 @@ class ClosedForm:
         for layer, (a, delta) in zip(self.layers, traced, strict=True):
             made += (a.numel() + delta.numel()) * KEPT + (0 if a.ndim == 2 else 2 * layer.size)
         return x[0].numel() + made
-
-    def __call__(
-        self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor
-    ) -> Tensor:
-        """(n, d): each worker's sum of contributions, before noise. As `Direct`; `owner` must be ascending."""
-        sums = torch.zeros_like(last_uploads)
-        self.add(worker, params, x, y, owner, last_uploads, sums)
-        return sums
 
     def add(
         self,
@@ -144,7 +136,7 @@ class ClosedForm:
         width: int | None = None,
         room: Room | None = None,
     ) -> None:
-        """into += scale times the sums. As `Direct.add`."""
+        """Lengths first, then weights, then sums; what cannot be trusted goes the direct way."""
         if not len(y):
             return
         traced = self.trace(params, x, y)

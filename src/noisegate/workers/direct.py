@@ -1,5 +1,6 @@
 """The obvious way: make every example's gradient, mix, scale, add up. For any module; the oracle of the fast way."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -33,28 +34,21 @@ def contributions(worker: Worker, gradients: Tensor, last_uploads: Tensor) -> Te
     return torch.where(usable, scaled, 0.0).to(gradients.dtype)
 
 
-@dataclass(frozen=True)
-class Direct:
-    """Sums by way of every single gradient; at most `chunk` of them exist at once."""
-
-    model: FlatModel
-    chunk: int = 128
-
-    def floats(self, x: Tensor, y: Tensor) -> int:
-        """Floats that one more example of the shape of x[0] takes while sums are made."""
-        return x[0].numel()
+class Sums(ABC):
+    """A way to a model's sums of contributions."""
 
     def __call__(
         self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor
     ) -> Tensor:
         """(n, d): each worker's sum of contributions, before noise.
 
-        x, y: the examples of all workers in one row; owner: (E,) the worker of each; last_uploads: (n, d).
+        x, y: the examples of all workers in one row; owner: (E,) the worker of each, ascending; last_uploads: (n, d).
         """
         sums = torch.zeros_like(last_uploads)
         self.add(worker, params, x, y, owner, last_uploads, sums)
         return sums
 
+    @abstractmethod
     def add(
         self,
         worker: Worker,
@@ -73,6 +67,37 @@ class Direct:
         owner: (E,) the worker of each example, n for a place without one.
         width: most examples of one worker, if known. room: do not look at anything (`Room`).
         """
+
+    @abstractmethod
+    def floats(self, x: Tensor, y: Tensor) -> int:
+        """Floats that one more example of the shape of x[0] takes while sums are made."""
+
+
+@dataclass(frozen=True)
+class Direct(Sums):
+    """Sums by way of every single gradient; at most `chunk` of them exist at once."""
+
+    model: FlatModel
+    chunk: int = 128
+
+    def floats(self, x: Tensor, y: Tensor) -> int:
+        """Its own numbers: gradients are made so many at a time, however many there are."""
+        return x[0].numel()
+
+    def add(
+        self,
+        worker: Worker,
+        params: Tensor,
+        x: Tensor,
+        y: Tensor,
+        owner: Tensor,
+        last_uploads: Tensor,
+        into: Tensor,
+        scale: float = 1.0,
+        width: int | None = None,
+        room: Room | None = None,
+    ) -> None:
+        """One chunk of gradients after the other."""
         workers = len(last_uploads)
         for start in range(0, len(y), self.chunk):
             part = slice(start, start + self.chunk)

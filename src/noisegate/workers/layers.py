@@ -27,7 +27,6 @@ WIDTH = 1024
 IN_RANGE = 1e-12, 1e12
 """Between these, no square that matters leaves the range of float32."""
 
-
 LARGE_PRODUCT = 2**12
 """Numbers in a layer's matrix from which on a CPU takes longer to multiply than to be told to."""
 

@@ -1,7 +1,6 @@
 """Which way to compute the workers' sums, and the noise that makes them private."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,32 +12,7 @@ from noisegate.streams import stream
 from noisegate.vectors import FlatModel, zeros
 from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm
-from noisegate.workers.direct import Direct, per_example_gradients
-
-
-class Sums(Protocol):
-    """A way to a model's sums of contributions: `Direct` or `ClosedForm`, where its methods are described."""
-
-    def floats(self, x: Tensor, y: Tensor) -> int: ...
-
-    def __call__(
-        self, worker: Worker, params: Tensor, x: Tensor, y: Tensor, owner: Tensor, last_uploads: Tensor
-    ) -> Tensor: ...
-
-    def add(
-        self,
-        worker: Worker,
-        params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        owner: Tensor,
-        last_uploads: Tensor,
-        into: Tensor,
-        scale: float = 1.0,
-        width: int | None = None,
-        room: Room | None = None,
-    ) -> None: ...
-
+from noisegate.workers.direct import Direct, Sums, per_example_gradients
 
 WAYS = ("auto", "closed-form", "direct")
 ROUNDING = 2**-20
