@@ -158,7 +158,7 @@ def ways_of(name: str, honest: int, byzantine: int, chosen: argparse.Namespace) 
         return lambda: rounds_of(setup(name, honest, byzantine, compute, aggregator=aggregator)).step
 
     ways: dict[str, Callable[[], Step]] = {FLOOR: lambda: floor(name, workers, device)}
-    ways |= {aggregator: played(aggregator) for aggregator in chosen.aggregators}
+    ways |= {aggregator: played(aggregator) for aggregator in chosen.aggregators or rules_for(name, chosen)}
     if chosen.baselines:
         by_hands = [BY_VMAP_SOME, BY_OPACUS]
         if workers * BATCH <= AT_ONCE[SOURCES[name].model]:
@@ -271,10 +271,21 @@ def report_batched(chosen: argparse.Namespace) -> None:
             clear()
 
 
+def rules_for(name: str, chosen: argparse.Namespace) -> list[str]:
+    """All, or a few where the gradients take so long that a rule no longer matters: `rules.py` has its time alone."""
+    slow = SOURCES[name].model != "mlp" and chosen.device == "cpu"
+    return [*AGGREGATORS][:2] if slow or chosen.quick else list(AGGREGATORS)
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--datasets", nargs="+", choices=PICTURES, default=list(PICTURES))
-    parser.add_argument("--aggregators", nargs="+", choices=AGGREGATORS, default=list(AGGREGATORS))
+    parser.add_argument(
+        "--aggregators",
+        nargs="+",
+        choices=AGGREGATORS,
+        help="default: all, or two where rounds take seconds",
+    )
     parser.add_argument("--workers", nargs="+", metavar="HONEST+BYZANTINE", help="default: 20+30 20+180")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU; small models are slower with more")

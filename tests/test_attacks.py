@@ -11,11 +11,15 @@ import torch
 from noisegate import ALittle, Dormant, Gaussian, Honest, Inner, LabelFlip, LocalPoisoning, SpecError
 from noisegate.attacks.a_little import NO_SOLUTION, largest_deviation
 from noisegate.streams import stream
-from noisegate.views import AdversaryView, DataView
+from noisegate.views import AdversaryView, DataView, Verdict
 
 D, S = 4000, 0.2
 ROUNDING = 1e-6
 """float32 sums of a few dozen values below 1."""
+
+
+def unasked(forged: torch.Tensor) -> Verdict:
+    raise AssertionError("none of these attacks asks the rule")
 
 
 def view_of(honest: int, liars: int, phase: Hashable = None, seed: int = 0) -> AdversaryView:
@@ -30,6 +34,7 @@ def view_of(honest: int, liars: int, phase: Hashable = None, seed: int = 0) -> A
         noise_std=S,
         phase=phase,
         stream=partial(stream, seed, "a"),
+        judge=unasked,
     )
 
 

@@ -17,7 +17,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = {
     **dict.fromkeys(("checks", "errors", "compute", "kernels", "room", "streams", "vectors", "version"), 0),
-    **dict.fromkeys(("views", "catalog", "sampling", "models", "data"), 1),
+    **dict.fromkeys(("views", "catalog", "sampling", "models", "data", "flips"), 1),
     **dict.fromkeys(("workers", "attacks", "aggregators", "privacy"), 2),
     **dict.fromkeys(("simulate", "flower"), 3),
     "lab": 4,

@@ -100,6 +100,9 @@ class Nobody:
     def needs_own(self, phase):
         return True
 
+    def ascends(self, phase):
+        return False
+
 
 def federation(worker, n: int = 4, sizes: int = 40, batch: int = 5) -> Federation:
     with torch.random.fork_rng():
@@ -121,6 +124,8 @@ def federation(worker, n: int = 4, sizes: int = 40, batch: int = 5) -> Federatio
         byzantine=torch.zeros(n, dtype=torch.bool),
         aux_x=x[:2],
         aux_y=y[:2],
+        surrogate_x=x[:0],
+        surrogate_y=y[:0],
         classes=3,
         sigma=SIGMA,
         batch=batch,

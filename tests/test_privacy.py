@@ -1,16 +1,19 @@
 """Epsilon and sigma: golden numbers, never overspent, and every refusal."""
 
+import itertools
 import json
 import logging
 import math
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting import pld, rdp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from noisegate.errors import PrivacyError, SpecError
+from noisegate.flips import cost_of_sign, flip_probability, sigma_of
 from noisegate.privacy import calibrate, default_delta, epsilon, guarantee, worst_sigma
 from noisegate.sampling import FixedSize, Poisson
 
@@ -126,6 +129,7 @@ def test_a_guarantee_says_everything_needed_to_check_it():
         "batch": 16,
         "rate": 16 / 3000,
         "rounds": 1500,
+        "signs": 0,
     }
     for both in ({}, {"sigma": 1.0, "epsilon": 1.0}):
         with pytest.raises(SpecError, match="give exactly one of them"):
@@ -213,3 +217,107 @@ def test_pricing_leaves_the_logger_of_dp_accounting_as_it_was(caplog):
     epsilon(0.6, examples=20, rounds=1, sampling=Poisson(1), accountant="rdp")  # leaves out orders, and says so
     assert logger.level == before
     assert not caplog.records
+
+
+def by_enumeration(sigma: float, signs: int, rate: float, rounds: int):
+    """Two distributions over everything a worker can send: with the example, which turns all signs, and without it."""
+    flip = flip_probability(sigma, signs)
+    outcomes = list(itertools.product((1, -1), repeat=signs))
+    chance = {sent: math.prod(1 - flip if sign > 0 else flip for sign in sent) for sent in outcomes}
+    without = np.array([chance[sent] for sent in outcomes])
+    turned = np.array([chance[tuple(-sign for sign in sent)] for sent in outcomes])
+    present = (1 - rate) * without + rate * turned
+    everything = itertools.product(range(len(outcomes)), repeat=rounds)
+    paths = np.array(list(everything))
+    return present[paths].prod(1), without[paths].prod(1)
+
+
+def hockey_stick(p, q, epsilon: float) -> float:
+    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+
+
+@pytest.mark.parametrize(("signs", "rounds"), [(1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (7, 1), (2, 4)])
+@pytest.mark.parametrize("batch", [1, 5, 20])
+@pytest.mark.parametrize("sigma", [0.3, 1.0])
+@pytest.mark.parametrize("delta", [1e-6, 0.01])
+def test_flipped_signs_cost_what_enumeration_says(signs, rounds, batch, sigma, delta):
+    found = epsilon(sigma, examples=20, rounds=rounds, sampling=Poisson(batch), delta=delta, signs=signs)
+    present, without = by_enumeration(sigma, signs, batch / 20, rounds)
+    for p, q in ((present, without), (without, present)):  # the example is removed, and it is added
+        assert hockey_stick(p, q, found) <= delta * (1 + 1e-9)
+    less = 0.998 * found - 1e-9
+    if found > 0:
+        assert max(hockey_stick(present, without, less), hockey_stick(without, present, less)) > delta
+
+
+def test_what_is_left_out_of_the_flips_only_tells_less():
+    """Signs drawn at random before they are flipped, as one-bit codes are, and examples that turn only some."""
+    rng = np.random.default_rng(1)
+    flip = flip_probability(0.4, 3)
+    worst = by_enumeration(0.4, 3, 1.0, 1)
+    outcomes = np.array(list(itertools.product((1, 0), repeat=3)))
+    for _ in range(200):
+        one, other = (flip + (1 - 2 * flip) * rng.random(3).round(int(rng.integers(0, 3))) for _ in range(2))
+        p, q = (np.where(outcomes, chance, 1 - chance).prod(1) for chance in (one, other))
+        for level in np.linspace(0, 3 * cost_of_sign(0.4, 3), 12):
+            assert hockey_stick(p, q, level) <= hockey_stick(*worst, level) + 1e-12
+
+
+@pytest.mark.parametrize(("sigma", "rounds"), [(0.7, 1500), (2.0, 100), (4.0, 1500)])
+def test_many_flipped_signs_cost_what_the_gaussian_costs(sigma, rounds):
+    setting = {"examples": 3000, "rounds": rounds, "sampling": Poisson(16)}
+    assert epsilon(sigma, signs=10_000, **setting) == pytest.approx(epsilon(sigma, **setting), rel=0.002)
+
+
+def test_few_flipped_signs_are_no_gaussian():
+    """With little noise their largest loss, that of all signs together, is below what the Gaussian's tail costs."""
+    assert epsilon(0.7, signs=10, **PAPER) < 0.8 * epsilon(0.7, **PAPER)
+
+
+def test_without_sampling_and_delta_the_costs_of_all_signs_add_up():
+    for signs in (1, 4, 9):
+        sigma = sigma_of(0.8, signs)
+        found = epsilon(sigma, examples=20, rounds=1, sampling=Poisson(20), delta=1e-12, signs=signs)
+        assert found == pytest.approx(0.8 * signs, rel=1e-4)
+
+
+def test_more_flips_never_cost_more_and_more_rounds_never_less():
+    setting = {"examples": 1000, "sampling": Poisson(8), "signs": 500}
+    by_noise = [epsilon(sigma, rounds=100, **setting) for sigma in (0.2, 0.5, 0.51, 1, 3, 10)]
+    assert by_noise == sorted(by_noise, reverse=True)
+    by_rounds = [epsilon(1.0, rounds=rounds, **setting) for rounds in (0, 1, 2, 10, 100, 101, 1000)]
+    assert by_rounds[0] == 0
+    assert by_rounds == sorted(by_rounds)
+
+
+@pytest.mark.parametrize(("signs", "budget"), [(10, 2), (4810, 0.125), (33_736, 2)])
+def test_calibrated_flips_never_overspend(signs, budget):
+    setting = {"signs": signs, **PAPER}
+    found = calibrate(budget, **setting)
+    assert 0.99 * budget <= epsilon(found, **setting) <= budget
+    promise = guarantee(epsilon=budget, **setting)
+    assert (promise.sigma, promise.signs) == (found, signs)
+    assert promise.epsilon == epsilon(found, **setting)
+    sigma, own = worst_sigma(budget, [3000, 1000], rounds=1500, sampling=Poisson(16), signs=signs)
+    assert sigma > found
+    assert max(own.values()) <= budget
+
+
+def test_the_rare_outcomes_that_are_left_out_count_as_lost():
+    """So many signs that only some of their counts are looked at: the price is that of the Gaussian, a hair above."""
+    setting = {"examples": 3000, "rounds": 10, "sampling": Poisson(16), "delta": 1e-9}
+    assert epsilon(1.0, signs=10**7, **setting) == pytest.approx(epsilon(1.0, **setting), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("accountant", "sampling"), [("rdp", Poisson(16)), ("rdp", FixedSize(16)), ("pld", FixedSize(16))]
+)
+def test_flipped_signs_are_not_priced_by_what_was_made_for_noise(accountant, sampling):
+    with pytest.raises(PrivacyError, match=r'signs = 100: .* accountant = "pld" and sampling = "poisson" only'):
+        epsilon(1.0, examples=3000, rounds=10, sampling=sampling, accountant=accountant, signs=100)
+
+
+@pytest.mark.parametrize("bad", [-1, True, 1.5, "7"])
+def test_a_senseless_number_of_signs_is_refused(bad):
+    with pytest.raises(SpecError, match=r"signs = .*: must be a whole number, 1 or more"):
+        epsilon(1.0, signs=bad, **PAPER)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -35,6 +35,10 @@ class Reason(IntEnum):
         """The name used in files and tables."""
         return self.name.lower()
 
+
+Knowledge = Literal["omniscient", "data-only", "blind"]
+"""What an attack uses of what it may know: everything but the server's auxiliary data; its own workers' data and
+uploads; nothing but the shape and the noise of an upload."""
 
 TESTS = (Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION)
 """The reasons that accuse an upload, as opposed to preferring another."""
@@ -111,6 +115,9 @@ class AdversaryView:
     see_honest, see_own: give the uploads of the honest workers and of its own; see `honest` and `own`.
     phase: what the attack made of the point that the run has reached.
     stream: gives the generator `rng`.
+    judge: gives the verdict on this round if the adversary's workers sent (M, d) this. It is the server's own rule, but
+        as in a first round, since a rule's memory may tell of the auxiliary data, and with surrogate auxiliary data:
+        examples of the adversary's workers, as many as the server has.
     """
 
     workers: int
@@ -120,6 +127,7 @@ class AdversaryView:
     noise_std: float
     phase: Hashable
     stream: Callable[[], torch.Generator]
+    judge: Callable[[Tensor], Verdict]
 
     @cached_property
     def rng(self) -> torch.Generator:
@@ -151,7 +159,7 @@ class Rule(Protocol):
 class Attack(Protocol):
     """An adversary that controls M workers. Both hooks are called every round; one of them is often the identity."""
 
-    knows: ClassVar[str]
+    knows: ClassVar[Knowledge]
 
     def check(self, honest: int, byzantine: int) -> None:
         """Raise SpecError if the attack does not exist for these numbers."""
@@ -166,6 +174,9 @@ class Attack(Protocol):
     def needs_own(self, phase: Hashable) -> bool:
         """Whether `forge` reads what its workers would have sent; if not, they need not compute it."""
 
+    def ascends(self, phase: Hashable) -> bool:
+        """Whether its workers run the protocol on the negated loss."""
+
     def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
         """The adversary's own examples as it wants them to be."""
 
@@ -175,7 +186,10 @@ class Attack(Protocol):
 
 @typing.runtime_checkable
 class Worker(Protocol):
-    """Bounds what one example can do to an upload."""
+    """Bounds what one example can do to an upload, and makes the upload private. `workers.Private` is a base for it."""
+
+    mechanism: ClassVar[str]
+    """What makes an upload private: "gaussian" noise on the sum, or "signs", flipped at random."""
 
     @property
     def momentum(self) -> float: ...
@@ -186,6 +200,15 @@ class Worker(Protocol):
 
     def weights(self, norms: Tensor) -> Tensor:
         """The factor of a mixed gradient of each (positive, finite) length."""
+
+    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
+        """Make of (n, d) means with their noise what leaves the workers, in place. last: (n, d) what left them last.
+
+        Whatever `mechanism` does not do before the sums are handed over must be done here.
+        """
+
+    def noise_in_upload(self, added: float, sigma: float, d: int) -> float:
+        """Standard deviation of the noise in a coordinate of an upload, if `added` is that of the noise in `sent`."""
 
 
 def checked_examples(x: Tensor, y: Tensor, count: int, classes: int, room: Room | None = None) -> tuple[Tensor, Tensor]:

@@ -3,9 +3,66 @@
 from collections.abc import Callable
 from typing import Any
 
+from noisegate.aggregators.bucketing import Bucketing
+from noisegate.aggregators.bulyan import Bulyan
+from noisegate.aggregators.centered_clipping import CenteredClipping
+from noisegate.aggregators.fltrust import FLTrust
+from noisegate.aggregators.geometric_median import GeometricMedian
+from noisegate.aggregators.guerraoui import Guerraoui
+from noisegate.aggregators.krum import Krum, MultiKrum
+from noisegate.aggregators.mda import MDA
 from noisegate.aggregators.mean import Mean
+from noisegate.aggregators.median import Median
+from noisegate.aggregators.nnm import NearestNeighborMixing
+from noisegate.aggregators.robust import Robust
+from noisegate.aggregators.sign_rules import MaSign, SignGaussian, SignRandomized
+from noisegate.aggregators.sign_vote import SignVote
+from noisegate.aggregators.spectral_filter import SpectralFilter
+from noisegate.aggregators.trimmed_mean import TrimmedMean
 from noisegate.aggregators.two_stage import TwoStage
 
-AGGREGATORS: dict[str, Callable[..., Any]] = {"mean": Mean, "two-stage": TwoStage}
+AGGREGATORS: dict[str, Callable[..., Any]] = {
+    "mean": Mean,
+    "two-stage": TwoStage,
+    "krum": Krum,
+    "multi-krum": MultiKrum,
+    "mda": MDA,
+    "bulyan": Bulyan,
+    "median": Median,
+    "trimmed-mean": TrimmedMean,
+    "geometric-median": GeometricMedian,
+    "centered-clipping": CenteredClipping,
+    "spectral-filter": SpectralFilter,
+    "sign-vote": SignVote,
+    "fltrust": FLTrust,
+    "nnm": NearestNeighborMixing,
+    "bucketing": Bucketing,
+    "guerraoui": Guerraoui,
+    "sign-gaussian": SignGaussian,
+    "sign-randomized": SignRandomized,
+    "ma-sign": MaSign,
+}
 
-__all__ = ["AGGREGATORS", "Mean", "TwoStage"]
+__all__ = [
+    "AGGREGATORS",
+    "MDA",
+    "Bucketing",
+    "Bulyan",
+    "CenteredClipping",
+    "FLTrust",
+    "GeometricMedian",
+    "Guerraoui",
+    "Krum",
+    "MaSign",
+    "Mean",
+    "Median",
+    "MultiKrum",
+    "NearestNeighborMixing",
+    "Robust",
+    "SignGaussian",
+    "SignRandomized",
+    "SignVote",
+    "SpectralFilter",
+    "TrimmedMean",
+    "TwoStage",
+]

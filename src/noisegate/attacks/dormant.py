@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.attacks.honest import Honest
 from noisegate.attacks.label_flip import LabelFlip
-from noisegate.views import AdversaryView, Attack, DataView
+from noisegate.views import AdversaryView, Attack, DataView, Knowledge
 
 ASLEEP = ("behave", "copy")
 SLEEP = "asleep"
@@ -24,6 +24,7 @@ class Dormant(Honest):
         the upload of a random honest worker, as the paper's adaptive attacker does.
     """
 
+    knows: ClassVar[Knowledge] = "omniscient"  # at most: as much as the attack it wakes up to, and whom it copies
     attack: Attack = field(default_factory=LabelFlip)
     until: float = 0.5
     asleep: Literal["behave", "copy"] = "behave"
@@ -43,6 +44,10 @@ class Dormant(Honest):
     def needs_own(self, phase: Hashable) -> bool:
         """Asleep, only to behave; awake, as the attack itself."""
         return self.asleep == "behave" if phase == SLEEP else self.attack.needs_own(_inner(phase))
+
+    def ascends(self, phase: Hashable) -> bool:
+        """Awake, as the attack itself."""
+        return phase != SLEEP and self.attack.ascends(_inner(phase))
 
     def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
         """Clean data until it wakes."""

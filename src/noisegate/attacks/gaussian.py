@@ -7,14 +7,14 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.attacks.honest import Forger
-from noisegate.views import AdversaryView
+from noisegate.views import AdversaryView, Knowledge
 
 
 @dataclass(frozen=True)
 class Gaussian(Forger):
     """Send pure noise, N(0, (scale s)^2), where an honest upload carries N(0, s^2)."""
 
-    knows: ClassVar[str] = "nothing"
+    knows: ClassVar[Knowledge] = "blind"
     scale: float = 1.0
 
     def __post_init__(self) -> None:

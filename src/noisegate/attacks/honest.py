@@ -6,14 +6,14 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from noisegate.views import AdversaryView, DataView
+from noisegate.views import AdversaryView, DataView, Knowledge
 
 
 @dataclass(frozen=True)
 class Honest:
     """Follow the protocol with own data and own noise."""
 
-    knows: ClassVar[str] = "own data"
+    knows: ClassVar[Knowledge] = "data-only"
 
     def check(self, honest: int, byzantine: int) -> None:
         """Exists for any numbers."""
@@ -25,6 +25,10 @@ class Honest:
     def needs_own(self, phase: Hashable) -> bool:
         """Sends what the protocol computes."""
         return True
+
+    def ascends(self, phase: Hashable) -> bool:
+        """Descends, as everyone should."""
+        return False
 
     def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
         """Leaves its examples as they are."""
@@ -39,7 +43,7 @@ class Honest:
 class Forger(Honest):
     """Base of the attacks that make their uploads up and need no computation of their own workers."""
 
-    knows: ClassVar[str] = "everything but the auxiliary data"
+    knows: ClassVar[Knowledge] = "omniscient"
 
     def needs_own(self, phase: Hashable) -> bool:
         """Never reads what the protocol would have computed."""

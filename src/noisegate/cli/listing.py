@@ -16,6 +16,7 @@ from noisegate.attacks import ATTACKS
 from noisegate.data import SOURCES
 from noisegate.models import MODELS
 
+JSON_ONLY = ("goes_with",)
 KINDS = ("datasets", "models", "attacks", "aggregators", "experiments")
 
 
@@ -33,10 +34,11 @@ def show_list(
         print(f"no {kind} yet")
         return
     table = Table(box=None, pad_edge=False)
-    for column in entries[0]:
+    columns = [name for name in entries[0] if name not in JSON_ONLY]
+    for column in columns:
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for entry in entries:
-        table.add_row(*(_text(value) for value in entry.values()))
+        table.add_row(*(_text(entry[column]) for column in columns))
     Console().print(table)
 
 
@@ -55,7 +57,13 @@ def _entries(kind: str) -> list[dict[str, Any]]:
         ]
     if kind == "aggregators":
         return [
-            {"name": name, "settings": _settings(entry), "about": _first_line(entry)}
+            {
+                "name": name,
+                "needs": getattr(entry, "needs", ""),
+                "goes_with": dict(getattr(entry, "goes_with", {})),
+                "settings": _settings(entry),
+                "about": _first_line(entry),
+            }
             for name, entry in AGGREGATORS.items()
         ]
     return []
@@ -69,14 +77,15 @@ def _settings(kind: Callable[..., Any]) -> dict[str, Any]:
     """Settings and their defaults, as they would be written in a spec."""
     if not dataclasses.is_dataclass(kind):
         return {}
-    return {field.name: _default(field) for field in dataclasses.fields(kind)}
+    return {field.name: _default(field) for field in dataclasses.fields(kind) if field.init}
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
     """A setting's default; where that is a part itself, its name."""
     if field.default_factory is dataclasses.MISSING:
         return field.default
-    return next(name for name, entry in ATTACKS.items() if entry is field.default_factory)
+    catalog = ATTACKS | AGGREGATORS
+    return next(name for name, entry in catalog.items() if entry is field.default_factory)
 
 
 def _text(value: Any) -> str:

@@ -7,6 +7,7 @@ import typer
 
 from noisegate import checks
 from noisegate.errors import SpecError
+from noisegate.flips import cost_of_sign, flip_probability
 from noisegate.privacy import guarantee
 from noisegate.sampling import SAMPLINGS
 
@@ -20,6 +21,9 @@ def show_privacy(
     delta: Annotated[float | None, typer.Option(help="Default: samples to the power -1.1.")] = None,
     sampling: Annotated[str, typer.Option(help="poisson or fixed (needs --accountant rdp).")] = "poisson",
     accountant: Annotated[str, typer.Option(help="pld (tight) or rdp (the paper's).")] = "pld",
+    signs: Annotated[
+        int, typer.Option(help="Signs per upload, each flipped at random, instead of Gaussian noise.")
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Calibrate the noise for a budget, or price a given noise."""
@@ -34,6 +38,7 @@ def show_privacy(
         epsilon=epsilon,
         delta=delta,
         accountant=accountant,
+        signs=signs,
     )
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
@@ -43,3 +48,9 @@ def show_privacy(
         f"one example of one worker, {found.relation}, over {found.rounds} rounds of {found.sampling} sampling at rate "
         f"{found.rate:.4g} ({found.batch} of {found.examples}), by {found.accountant.upper()}"
     )
+    if signs:
+        flip, alone = flip_probability(found.sigma, signs), cost_of_sign(found.sigma, signs)
+        print(
+            f"{signs} signs a round, each flipped with probability {flip:.4f}: one sign costs {alone:.3g} a round, "
+            "but an example can turn them all"
+        )

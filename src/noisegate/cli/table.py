@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from noisegate.aggregators import AGGREGATORS
 from noisegate.lab import Result
 from noisegate.lab.setup import STATED
 
@@ -21,6 +22,8 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     )
     fight = f"{_part(result, 'aggregator')} against {_part(result, 'attack')} by {lying}"
     table.add_row("accuracy", f"{result.accuracy:.3f}", fight)
+    if result.believed_byzantine is not None:
+        table.add_row("liars reckoned with", f"{result.believed_byzantine}", _reckoning(result))
     if proportion:
         clean, open_door = proportion["reference_accuracy"], proportion["undefended_accuracy"]
         table.add_row("reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean")
@@ -44,6 +47,16 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     console = Console()
     console.print(table)
     console.print(f"written to {out}", style="dim", soft_wrap=True)
+
+
+def _reckoning(result: Result) -> str:
+    """Why a rule reckons with so many liars."""
+    needs = getattr(AGGREGATORS.get(result.aggregator), "needs", "")
+    if result.spec["aggregator"].get("byzantine") is not None:
+        return f"as set; it needs {needs}"
+    if result.believed_byzantine < result.byzantine_workers:  # type: ignore[operator]
+        return f"no more can be: it needs {needs}"
+    return f"as many as there are; it needs {needs}"
 
 
 def _part(result: Result, part: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisegate.aggregators import Robust
 from noisegate.compute import Compute
 from noisegate.data import Dataset, own_path
 from noisegate.errors import StoreError
@@ -17,7 +18,7 @@ from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.lab.spec import Spec
 from noisegate.lab.store import RunFolder
 from noisegate.models import check_module
-from noisegate.simulate import Progress, Training, abreast, shares, start
+from noisegate.simulate import Federation, Progress, Training, abreast, shares, start
 from noisegate.vectors import Loss, cross_entropy
 
 Watch = Callable[[Progress, int], None]
@@ -31,7 +32,8 @@ class Result:
     accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
     honest_rejected: share of honest uploads refused by tests. byzantine_selected: share of the uploads used that were
     Byzantine. epsilon: the largest of the honest workers' own (worker_epsilons, by position); accountant is "stated" if
-    it could not be checked. seconds: of all rounds, without pauses.
+    it could not be checked. believed_byzantine: how many liars the aggregator reckons with, if it asks.
+    seconds: of all rounds, without pauses.
     """
 
     accuracy: float
@@ -46,6 +48,7 @@ class Result:
     byzantine_workers: int
     attack: str
     aggregator: str
+    believed_byzantine: int | None
     dataset: str
     model: str
     parameters: int
@@ -206,6 +209,7 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         byzantine_workers=_count(federation.byzantine),
         attack=spec.canonical()["attack"]["name"],
         aggregator=spec.canonical()["aggregator"]["name"],
+        believed_byzantine=believed_byzantine(federation),
         dataset=setup.dataset,
         model=setup.model,
         parameters=federation.model.d,
@@ -227,6 +231,12 @@ def _stored(found: dict[str, Any], folder: RunFolder) -> Result:
             f"{folder.path}: its result.json lacks {', '.join(missing)}; run without --resume to start afresh"
         )
     return Result(**{name: found[name] for name in names})
+
+
+def believed_byzantine(federation: Federation) -> int | None:
+    """How many liars the rule reckons with; None for a rule that does not ask."""
+    rule = federation.rule
+    return rule.reckoned(len(federation.byzantine), federation.believed_honest) if isinstance(rule, Robust) else None
 
 
 def _count(mask: Tensor) -> int:

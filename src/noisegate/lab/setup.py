@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate import data, privacy
+from noisegate.aggregators import Robust
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.errors import DataError, PrivacyError, SpecError
@@ -17,6 +18,7 @@ from noisegate.sampling import SAMPLINGS, Sampling
 from noisegate.simulate import Federation
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
+from noisegate.views import Rule, Worker
 from noisegate.workers import choose_sums
 
 BASE_EPSILON = 2.0
@@ -28,6 +30,7 @@ DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
 GRADIENT_COPIES = 8
 """Floats per parameter that a gradient takes on the direct way: itself, mixed and scaled in float64, and the rest."""
 
+MECHANISMS = ("gaussian", "signs")
 MOST_WORKERS = 100_000
 EVALUATIONS = 20
 STATED = "stated"
@@ -107,6 +110,9 @@ def prepare(
         )
     attack = spec.build_attack()
     attack.check(honest, byzantine)
+    rule = spec.build_aggregator()
+    believed = honest if spec.gamma is None else _ceil(spec.gamma * (honest + byzantine))
+    _check_rule(spec, rule, honest + byzantine)
 
     # The server's examples are in no worker's data and not in the test set.
     aux, pool = data.hold_out(dataset.y, dataset.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
@@ -120,7 +126,6 @@ def prepare(
     epochs = defaults.epochs if defaults else DEFAULT_EPOCHS
     rounds = spec.rounds or math.ceil(epochs * math.ceil(len(pool) / honest) / spec.batch)
     sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
-    promise = _promise(spec, sizes, rounds, sampling)
 
     if module is None:
         name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
@@ -129,16 +134,19 @@ def prepare(
         name = type(module).__name__
         check_module(module)
     model = FlatModel(module, loss, device)
+    worker = spec.build_worker()
+    promise = _promise(spec, sizes, rounds, sampling, _signs(worker, model.d))
     x, y, x_test, y_test = shared.on(device, dataset)
+    surrogate = _surrogate(spec, parts, lying, dataset).to(device)
     memory = compute.scratch()
     chunk = max(1, min(compute.chunk, memory // (4 * GRADIENT_COPIES * model.d)))
     federation = Federation(
         model=model,
         sums=choose_sums(model, model.initial(), x[:4], y[:4], chunk=chunk),
-        worker=spec.build_worker(),
+        worker=worker,
         sampling=sampling,
         attack=attack,
-        rule=spec.build_aggregator(),
+        rule=rule,
         x=x,
         y=y,
         holdings=nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device),
@@ -146,11 +154,13 @@ def prepare(
         byzantine=lying.to(device),
         aux_x=x[aux.to(device)],
         aux_y=y[aux.to(device)],
+        surrogate_x=x[surrogate],
+        surrogate_y=y[surrogate],
         classes=dataset.classes,
         sigma=promise.sigma,
         batch=spec.batch,
         rate=spec.rate * promise.sigma_base / promise.sigma,
-        believed_honest=honest if spec.gamma is None else _ceil(spec.gamma * len(parts)),
+        believed_honest=believed,
         rounds=rounds,
         seed=spec.seed,
         name=spec.name(),
@@ -158,6 +168,15 @@ def prepare(
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
     return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
+
+
+def _check_rule(spec: Spec, rule: Rule, workers: int) -> None:
+    """SpecError if a rule cannot reckon with as many liars as it is told to."""
+    if isinstance(rule, Robust):
+        try:
+            rule.check(workers)
+        except SpecError as error:
+            raise SpecError(f"aggregator {spec.canonical()['aggregator']['name']!r}: {error}") from None
 
 
 def _deal(spec: Spec, pool: Tensor, y: Tensor, honest: int, byzantine: int) -> tuple[list[Tensor], Tensor]:
@@ -172,6 +191,16 @@ def _deal(spec: Spec, pool: Tensor, y: Tensor, honest: int, byzantine: int) -> t
     return [parts[place] for place in places.tolist()], places >= honest
 
 
+def _surrogate(spec: Spec, parts: list[Tensor], lying: Tensor, dataset: Dataset) -> Tensor:
+    """Which examples an adversary takes for the server's: as many of each class, of those that its workers hold."""
+    held = [part for part, lies in zip(parts, lying.tolist(), strict=True) if lies]
+    if not held:
+        return torch.zeros(0, dtype=torch.int64)
+    pool = torch.cat(held).unique()
+    pool = pool[torch.randperm(len(pool), generator=stream(spec.seed, "surrogate"))]
+    return torch.cat([pool[dataset.y[pool] == label][: spec.auxiliary] for label in range(dataset.classes)])
+
+
 def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:
     rng = stream(spec.seed, "partition")
     if spec.dirichlet is not None:
@@ -179,9 +208,25 @@ def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:
     return data.non_iid(y, honest, rng) if spec.non_iid else data.iid(y, honest, rng)
 
 
-def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling) -> Privacy:
+def _signs(worker: Worker, d: int) -> int:
+    """How many signs a worker flips in a round; 0 if it adds Gaussian noise. What else it does has no known price."""
+    if worker.mechanism not in MECHANISMS:
+        raise SpecError(
+            f"worker: its mechanism is {worker.mechanism!r}, which cannot be priced; it must be one of "
+            f"{', '.join(map(repr, MECHANISMS))}"
+        )
+    return d if worker.mechanism == "signs" else 0
+
+
+def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling, signs: int) -> Privacy:
     """Calibrate, or check the noise that was given. Never less noise than the budget needs, never a guess."""
-    asked = {"rounds": rounds, "sampling": sampling, "delta": spec.delta, "accountant": spec.accountant}
+    asked = {
+        "rounds": rounds,
+        "sampling": sampling,
+        "delta": spec.delta,
+        "accountant": spec.accountant,
+        "signs": signs,
+    }
     delta = spec.delta or privacy.default_delta(min(sizes))
     if spec.sigma is None:
         budget = spec.epsilon or BASE_EPSILON

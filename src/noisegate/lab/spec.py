@@ -15,7 +15,7 @@ from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
-from noisegate.catalog import build, settle, typed
+from noisegate.catalog import Table, build, settle, typed
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS
 from noisegate.sampling import SAMPLINGS
@@ -26,6 +26,7 @@ Part = str | Mapping[str, Any]
 """A name, or a table with `name` and settings."""
 
 BEST = {"name": "two-stage", "server_gradient": "normalized"}
+DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -41,6 +42,7 @@ class Spec:
     workers: honest ones. byzantine: their share of all workers. attack_start: share of the run before the attack
     begins; attack_asleep: what it does until then. gamma: the share the server believes honest. non_iid: the paper's
     partition; dirichlet: the concentration of another. auxiliary: the server's examples per class.
+    batch, worker, rate: 16, "normalized" and 0.2, unless the aggregator goes with others (`guerraoui` and its like).
     """
 
     dataset: str = "digits"
@@ -51,9 +53,9 @@ class Spec:
     sigma_base: float | None = None
     accountant: str = "pld"
     sampling: str = "poisson"
-    batch: int = 16
-    worker: Part = "normalized"
-    rate: float = 0.2
+    batch: int = None  # type: ignore[assignment]
+    worker: Part = None  # type: ignore[assignment]
+    rate: float = None  # type: ignore[assignment]
     workers: int | None = None
     byzantine: float = 0.6
     attack: Part = "label-flip"
@@ -70,6 +72,10 @@ class Spec:
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
+        partner = settings_of("aggregator", self.aggregator, AGGREGATORS)
+        for name, default in DEFAULTS.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, partner.get(name, default))
         for name in self.__dataclass_fields__:
             object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
         for name, table in PARTS.items():  # one form for each part, so that equal specs compare equal
@@ -147,6 +153,14 @@ class Spec:
         """The spec as a file that `read_spec` reads back."""
         settings = {key: value for key, value in self.canonical().items() if value is not None}
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+
+
+def settings_of(what: str, part: Any, table: Table) -> Mapping[str, Any]:
+    """The settings of a run that a part of it goes with, where the user gives none."""
+    if not isinstance(part, str | Mapping):
+        return {}  # which `settle` will refuse
+    kind = table.get(part if isinstance(part, str) else part.get("name", ""))
+    return getattr(kind, "goes_with", {})
 
 
 def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:

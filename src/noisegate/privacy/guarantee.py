@@ -1,6 +1,8 @@
 """What training costs in privacy, and how much noise a budget asks for.
 
 * Unit: one example of one worker. The event of a round and the neighboring relation are the sampling's own.
+* `signs`: 0 for the Gaussian mechanism. Above 0, that many signs a round are flipped at random, with the probability
+  that `noisegate.flips` makes of `sigma`; the epsilon is that of an example which can turn them all.
 * `calibrate` never overspends: `epsilon(calibrate(e, ...), ...) <= e`, by the same accountant. Nothing is
   capped and nothing falls back: a budget that cannot be met raises.
 """
@@ -30,6 +32,7 @@ class Guarantee:
     batch: int
     rate: float
     rounds: int
+    signs: int = 0
 
     def as_dict(self) -> dict[str, float | int | str]:
         """The fields by name, in order, ready for JSON."""
@@ -44,10 +47,11 @@ def epsilon(
     sampling: Sampling,
     delta: float | None = None,
     accountant: str = "pld",
+    signs: int = 0,
 ) -> float:
     """The epsilon that so many rounds with noise multiplier `sigma` cost a worker; no rounds cost nothing."""
     positive(sigma=sigma)
-    return _finite(ask_of(examples, rounds, sampling, delta, accountant), float(sigma))
+    return _finite(ask_of(examples, rounds, sampling, delta, accountant, signs), float(sigma))
 
 
 def calibrate(
@@ -58,6 +62,7 @@ def calibrate(
     sampling: Sampling,
     delta: float | None = None,
     accountant: str = "pld",
+    signs: int = 0,
 ) -> float:
     """The smallest noise multiplier found that keeps a worker within `epsilon`; it spends 99 % of it or more.
 
@@ -66,7 +71,7 @@ def calibrate(
     """
     positive(epsilon=epsilon)
     count(rounds=rounds)
-    return noise_for(ask_of(examples, rounds, sampling, delta, accountant), float(epsilon))
+    return noise_for(ask_of(examples, rounds, sampling, delta, accountant, signs), float(epsilon))
 
 
 def guarantee(
@@ -78,12 +83,13 @@ def guarantee(
     epsilon: float | None = None,
     delta: float | None = None,
     accountant: str = "pld",
+    signs: int = 0,
 ) -> Guarantee:
     """What a worker is promised with noise `sigma`, or with the noise that the budget `epsilon` asks for.
 
     The epsilon in the answer is the one that is spent, which is at most the budget.
     """
-    ask = ask_of(examples, rounds, sampling, delta, accountant)
+    ask = ask_of(examples, rounds, sampling, delta, accountant, signs)
     if (sigma is None) == (epsilon is None):
         raise refuse("sigma, epsilon", (sigma, epsilon), "give exactly one of them")
     if epsilon is not None:
@@ -104,6 +110,7 @@ def guarantee(
         batch=sampling.batch,
         rate=rate,
         rounds=rounds,
+        signs=signs,
     )
 
 
@@ -115,6 +122,7 @@ def worst_sigma(
     sampling: Sampling,
     delta: float | None = None,
     accountant: str = "pld",
+    signs: int = 0,
 ) -> tuple[float, dict[int, float]]:
     """The noise multiplier that serves workers of all `sizes`, and the epsilon of each distinct size at it.
 
@@ -125,7 +133,7 @@ def worst_sigma(
     count(rounds=rounds)
     if len(sizes) == 0:
         raise refuse("sizes", list(sizes), "must name the number of examples of at least one worker")
-    asks = {size: ask_of(size, rounds, sampling, delta, accountant) for size in sorted(set(sizes))}
+    asks = {size: ask_of(size, rounds, sampling, delta, accountant, signs) for size in sorted(set(sizes))}
     sigma = noise_for(next(iter(asks.values())), float(epsilon))
     while True:
         own = {size: spent_by(ask, sigma) for size, ask in asks.items()}

@@ -1,6 +1,7 @@
 """What a given noise costs. All numbers come from dp-accounting; this file asks the right question.
 
 `pld` is a tight upper bound. `rdp` is the looser bound of the literature and the only one that prices `fixed`.
+Signs that are flipped at random (`signs.py`) are priced by `pld` and `poisson` only.
 """
 
 import logging
@@ -13,6 +14,7 @@ from typing import Any
 
 from noisegate.checks import count, one_of, refuse
 from noisegate.errors import PrivacyError
+from noisegate.privacy.signs import price_signs
 from noisegate.sampling import Sampling, accounting
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -28,22 +30,24 @@ def default_delta(examples: int) -> float:
 
 @dataclass(frozen=True)
 class Ask:
-    """A checked question to the accountant, but for the noise."""
+    """A checked question to the accountant, but for the noise. signs: how many are flipped a round; 0 for Gaussian."""
 
     examples: int
     rounds: int
     sampling: Sampling
     delta: float
     accountant: str
+    signs: int = 0
 
     def __str__(self) -> str:
+        flipped = f" of {self.signs} signs" if self.signs else ""
         return (
-            f"{self.rounds} rounds of {self.sampling.name} sampling with batch {self.sampling.batch} of "
+            f"{self.rounds} rounds{flipped} of {self.sampling.name} sampling with batch {self.sampling.batch} of "
             f"{self.examples} examples, delta {self.delta:.3g}, accountant {self.accountant}"
         )
 
 
-def ask_of(examples: int, rounds: int, sampling: Sampling, delta: float | None, accountant: str) -> Ask:
+def ask_of(examples: int, rounds: int, sampling: Sampling, delta: float | None, accountant: str, signs: int = 0) -> Ask:
     one_of(ACCOUNTANTS, accountant=accountant)
     if rounds != 0 or isinstance(rounds, bool):
         count(rounds=rounds)
@@ -52,7 +56,14 @@ def ask_of(examples: int, rounds: int, sampling: Sampling, delta: float | None, 
         delta = default_delta(examples)
     elif isinstance(delta, bool) or not 0 < delta < 1:
         raise refuse("delta", delta, "must be above 0 and below 1")
-    return Ask(examples, rounds, sampling, float(delta), accountant)
+    if signs != 0 or isinstance(signs, bool):
+        count(signs=signs)
+        if accountant != "pld" or sampling.name != "poisson":
+            raise PrivacyError(
+                f'signs = {signs}: flipped signs are priced with accountant = "pld" and sampling = "poisson" only, '
+                f"not with {accountant!r} and {sampling.name!r}"
+            )
+    return Ask(examples, rounds, sampling, float(delta), accountant, signs)
 
 
 @lru_cache(maxsize=4096)
@@ -78,11 +89,15 @@ def _pld(ask: Ask, sigma: float, coarse: float) -> float:
 
     The grid is 1e-4 for epsilon between 0.1 and 10. Outside it follows epsilon: below 0.1 for accuracy (but a
     round's losses never get more than 10,000 points), and above 10 to bound time. `coarse` widens it.
+    The grid of flipped signs is that of the Gaussian they come close to.
     """
     accounting()
     from dp_accounting import pld
 
     def price(interval: float) -> float:
+        if ask.signs:
+            rate = ask.sampling.rate(ask.examples)
+            return price_signs(sigma, ask.signs, rate, ask.rounds, ask.delta, interval)
         return _price(pld.PLDAccountant(ask.sampling.neighboring(), interval), ask, sigma)
 
     interval = coarse * max(1e-4, 1e-5 * _rdp(ask, sigma, range(2, 65)))

@@ -26,6 +26,7 @@ class Federation:
 
     x, y: the training pool. holdings: (n, width) numbers of the examples that each worker holds, in the order of the
     workers' positions, padded; sizes: (n,) how many. byzantine: (n,) who lies; only the attack may know.
+    aux_x, aux_y: the server's own examples. surrogate_x, surrogate_y: what the adversary imagines them to be.
     name: of the run. Two runs with one seed share data and weights, but by their names neither noise nor batches: the
     difference of two uploads with the same noise would show a worker's gradients bare.
     memory: bytes that a round may use beside the uploads of this round and the last.
@@ -44,6 +45,8 @@ class Federation:
     byzantine: Tensor
     aux_x: Tensor
     aux_y: Tensor
+    surrogate_x: Tensor
+    surrogate_y: Tensor
     classes: int
     sigma: float
     batch: int
@@ -69,10 +72,22 @@ class Federation:
         """(M,) the positions of the Byzantine workers."""
         return self.everyone[self.byzantine]
 
+    @cached_property
+    def turned(self) -> Tensor:
+        """(n, 1) -1 for the Byzantine workers, 1 for the others."""
+        return 1.0 - 2.0 * self.byzantine[:, None].to(self.x.dtype if self.x.is_floating_point() else torch.float32)
+
+    @property
+    def added_noise(self) -> float:
+        """Standard deviation of the Gaussian noise in each coordinate of a mean, s = sigma sensitivity / batch."""
+        if self.worker.mechanism != "gaussian":
+            return 0.0
+        return self.sigma * rounded_sensitivity(self.worker, self.batch) / self.batch
+
     @property
     def noise_std(self) -> float:
-        """Standard deviation of the noise in each coordinate of an upload, s = sigma sensitivity / batch."""
-        return self.sigma * rounded_sensitivity(self.worker, self.batch) / self.batch
+        """Standard deviation of the noise in each coordinate of an upload."""
+        return self.worker.noise_in_upload(self.added_noise, self.sigma, self.model.d)
 
     def phase(self, t: int) -> Hashable:
         """What the attack makes of round `t`."""

@@ -53,20 +53,36 @@ def play(
     # 3. Every active worker runs the private protocol: bounded contributions, noise, a public divisor (Algorithm 1).
     # The noise comes first, straight into the uploads' place, and the contributions are added to it.
     uploads, last = state.spare, state.uploads
-    fill_with_noise(uploads[: len(active)], run.noise_std, rng("noise"))
+    fill_with_noise(uploads[: len(active)], run.added_noise, rng("noise"))
+    turn = run.turned if run.attack.ascends(phase) else None  # who ascends: the negated loss has negated gradients
     for part in reversed(batch.parts):  # the last first: workers move to their own rows, which never lie further up
         rows = active.rows[part.workers]
         sent = uploads[part.workers] if active.everyone else uploads[part.workers].clone()
         sent_last = last[part.workers] if active.everyone else last.index_select(0, rows)
+        if turn is not None:
+            sent_last = sent_last * turn[rows]
         own_x = run.x.index_select(0, drawn[part.places]) if x is None else x[part.places]
         own = own_x, y[part.places], part.owner
         run.sums.add(run.worker, params, *own, sent_last, sent, 1 / run.batch, part.width, room)
+        if turn is not None:
+            sent.mul_(turn[rows])
         if not active.everyone:
             uploads.index_copy_(0, rows, sent)
+    run.worker.publish(uploads, last, run.sigma, partial(rng, "publish"))
 
     # 4. Attacks on uploads replace the adversary's own rows, whatever it sends.
-    if len(run.byzantine_rows):
-        liars = len(run.byzantine_rows)
+    def as_received(sent: Tensor, own_x: Tensor, own_y: Tensor, ties: Tensor) -> ServerView:
+        """What a server with these examples of its own knows; `sent` is written to."""
+        received, norms, present = receive(sent, n, d, like=params, in_place=True)
+        auxiliary = partial(mean_gradient, run.sums, params, own_x, own_y, room=room)
+        return ServerView(received, norms, present, run.noise_std, run.believed_honest, auxiliary, ties, run.memory)
+
+    def judge(forged: Tensor) -> Verdict:
+        """The rule as the adversary can imagine it."""
+        trial = uploads.index_copy(0, run.byzantine_rows, as_rows(forged, liars, d, like=params))
+        return run.rule(as_received(trial, run.surrogate_x, run.surrogate_y, run.everyone), {})
+
+    if liars := len(run.byzantine_rows):
         view = AdversaryView(
             workers=liars,
             see_honest=partial(uploads.index_select, 0, run.honest_rows),
@@ -77,32 +93,22 @@ def play(
             noise_std=run.noise_std,
             phase=phase,
             stream=partial(rng, "attack"),
+            judge=judge,
         )
         forged = run.attack.forge(view)
         if forged is not None or not active.everyone:
             uploads.index_copy_(0, run.byzantine_rows, as_rows(forged, liars, d, like=params))
 
     # 5. The server judges what it received, and only that.
-    received, norms, present = receive(uploads, n, d, like=params, in_place=True)
-    verdict = run.rule(
-        ServerView(
-            uploads=received,
-            norms=norms,
-            present=present,
-            noise_std=run.noise_std,
-            believed_honest=run.believed_honest,
-            auxiliary=partial(mean_gradient, run.sums, params, run.aux_x, run.aux_y, room=room),
-            ties=torch.randperm(n, generator=rng("ties"), device=params.device),
-            memory=run.memory,
-        ),
-        state.memory,
-    )
+    ties = torch.randperm(n, generator=rng("ties"), device=params.device)
+    seen = as_received(uploads, run.aux_x, run.aux_y, ties)
+    verdict = run.rule(seen, state.memory)
     if not isinstance(verdict, Verdict):
         raise SpecError(f"aggregator: must answer with a Verdict, but {run.rule!r} gave {type(verdict).__name__}")
 
     # 6. Step. Uploads are overwritten in two rounds, so nobody may take them along.
-    memory = {name: value.clone() if shares(value, received) else value for name, value in verdict.memory.items()}
-    return State(torch.sub(params, verdict.update, alpha=run.rate), received, memory, spare=last), verdict
+    memory = {name: value.clone() if shares(value, seen.uploads) else value for name, value in verdict.memory.items()}
+    return State(torch.sub(params, verdict.update, alpha=run.rate), seen.uploads, memory, spare=last), verdict
 
 
 def shares(one: Tensor, other: Tensor) -> bool:

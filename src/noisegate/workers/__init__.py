@@ -5,16 +5,31 @@ from typing import Any
 
 from noisegate.workers.clipped import Clipped
 from noisegate.workers.direct import Direct, Sums, contributions, per_example_gradients
+from noisegate.workers.momentum import ClippedMomentum
 from noisegate.workers.normalized import Normalized
+from noisegate.workers.private import Private
+from noisegate.workers.signs import MaSign, SignGaussian, SignRandomized
 from noisegate.workers.sums import choose_sums, fill_with_noise, mean_gradient, rounded_sensitivity
 
-WORKERS: dict[str, Callable[..., Any]] = {"normalized": Normalized, "clipped": Clipped}
+WORKERS: dict[str, Callable[..., Any]] = {
+    "normalized": Normalized,
+    "clipped": Clipped,
+    "clipped-momentum": ClippedMomentum,
+    "sign-gaussian": SignGaussian,
+    "sign-randomized": SignRandomized,
+    "ma-sign": MaSign,
+}
 
 __all__ = [
     "WORKERS",
     "Clipped",
+    "ClippedMomentum",
     "Direct",
+    "MaSign",
     "Normalized",
+    "Private",
+    "SignGaussian",
+    "SignRandomized",
     "Sums",
     "choose_sums",
     "contributions",

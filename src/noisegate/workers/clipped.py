@@ -6,10 +6,11 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.workers.normalized import MARGIN
+from noisegate.workers.private import Private
 
 
 @dataclass(frozen=True)
-class Clipped:
+class Clipped(Private):
     """Shorten each example's gradient to `threshold` where it is longer; noise grows with the threshold.
 
     Guarantee: before noise, adding or removing one example moves the sum by at most `threshold` in L2. A gradient

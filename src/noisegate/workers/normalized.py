@@ -5,13 +5,14 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from noisegate import checks
+from noisegate.workers.private import Private
 
 MARGIN = 1 - 2**-14
 """Contributions are this long instead of 1, so that rounding in float32 cannot lift what one example does above 1."""
 
 
 @dataclass(frozen=True)
-class Normalized:
+class Normalized(Private):
     """Mix each example's gradient g with the worker's last upload m, and scale the mix to unit length (Algorithm 1).
 
     The mix is phi = (1 - momentum) g + momentum m. Since m was sent already, reusing it costs no privacy.

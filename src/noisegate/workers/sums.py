@@ -13,6 +13,7 @@ from noisegate.vectors import FlatModel, zeros
 from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
+from noisegate.workers.private import Private
 
 WAYS = ("auto", "closed-form", "direct")
 ROUNDING = 2**-20
@@ -95,11 +96,15 @@ def fill_with_noise(uploads: Tensor, std: float, rng: torch.Generator) -> None:
 
 
 @dataclass(frozen=True)
-class Plain:
+class Plain(Private):
     """Adds gradients up as they are. Private to nobody: for the server's own examples, and for probes."""
 
     momentum: float = 0.0
-    sensitivity: float = float("inf")
+
+    @property
+    def sensitivity(self) -> float:
+        """Without bound."""
+        return float("inf")
 
     def weights(self, norms: Tensor) -> Tensor:
         """1."""

@@ -1,0 +1,81 @@
+"""Bucketing (Karimireddy, He and Jaggi, 2022)."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from noisegate import checks
+from noisegate.aggregators.geometric_median import GeometricMedian
+from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.vectors import counting
+from noisegate.views import Memory, Rule, ServerView, Verdict, receive
+
+
+@dataclass(frozen=True)
+class Bucketing(Robust):
+    """Average random buckets of uploads, then any rule on the averages.
+
+    The averages differ less than the uploads. f liars spoil at most f buckets, so it takes as many as the rule admits
+    of ceil(n / size) uploads; a rule that reckons with no liars admits any number. Where `size` does not divide n, the
+    last bucket is smaller.
+
+    rule: what judges the averages. Their noise has standard deviation s / sqrt(size).
+    size: uploads in a bucket.
+    score: what the rule gives to an upload's bucket.
+    """
+
+    needs: ClassVar[str] = "ceil(n / size) averages, f of them spoiled, for its rule"
+    rule: Rule = field(default_factory=GeometricMedian)
+    size: int = 2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        checks.count(size=self.size)
+
+    def most(self, workers: Number) -> Number:
+        """As many as the rule admits of the buckets; all but one if it reckons with none."""
+        return self.rule.most(-(-workers // self.size)) if isinstance(self.rule, Robust) else workers - 1
+
+    def check(self, workers: int) -> None:
+        """As for every rule, and of the inner one with the buckets."""
+        super().check(workers)
+        if isinstance(self.rule, Robust):
+            self.rule.check(-(-workers // self.size))
+
+    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+        member = buckets(view, self.size)
+        means = shares(member).to(view.uploads.dtype) @ view.uploads
+        number, d = means.shape
+        rows, norms, formed = receive(means, number, d, like=means, in_place=True)
+        seen = replace(
+            view,
+            uploads=rows,
+            norms=norms,
+            present=formed & member.any(1),
+            noise_std=view.noise_std / math.sqrt(self.size),
+            believed_honest=max(1, number - self.reckoned(len(view.present), view.believed_honest)),
+            ties=counting(number, means.device),  # the buckets are in random order already
+        )
+        verdict = self.rule(seen, memory)
+        kept = (member & verdict.kept[:, None]).any(0)
+        score = torch.where(member, verdict.score[:, None], 0.0).sum(0)
+        return judged(view, verdict.update, kept, score, verdict.memory)
+
+
+def buckets(view: ServerView, size: int) -> Tensor:
+    """(m, n) who is in which bucket: `size` well-formed uploads after another in the order of `ties`.
+
+    m is what the well-formed and the malformed together would fill, so that the last may be empty.
+    """
+    n = len(view.ties)
+    before = view.present[view.ties].cumsum(0) - 1
+    bucket = torch.empty_like(before).scatter_(0, view.ties, before.div(size, rounding_mode="floor"))
+    return (counting(-(-n // size), before.device)[:, None] == bucket) & view.present
+
+
+def shares(member: Tensor) -> Tensor:
+    """(m, n) in float64, the weights that make means of the marked entries of each row; an empty row stays zero."""
+    return member.double() / member.sum(1, keepdim=True).clamp(min=1)

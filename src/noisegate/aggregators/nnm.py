@@ -1,0 +1,65 @@
+"""Nearest neighbor mixing (Allouah, Farhadkhani, Guerraoui, Gupta, Pinot and Stephan, 2023)."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from noisegate.aggregators.distances import distances_of, lower
+from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.trimmed_mean import TrimmedMean
+from noisegate.vectors import counting
+from noisegate.views import Memory, Rule, ServerView, Verdict, receive
+
+
+@dataclass(frozen=True)
+class NearestNeighborMixing(Robust):
+    """Replace each upload by the mean of the n - f nearest to it, then any rule on the means.
+
+    rule: what judges the means, with the same f. Their noise has standard deviation s / sqrt(n - f).
+    score: what the rule gives to the mean around an upload. Kept is whoever has a share in a mean that it keeps.
+    """
+
+    needs: ClassVar[str] = "n > 2 f, and what its rule needs"
+    rule: Rule = field(default_factory=TrimmedMean)
+
+    def most(self, workers: Number) -> Number:
+        """(n - 1) / 2, or less if the rule admits less."""
+        own = (workers - 1) // 2
+        return lower(own, self.rule.most(workers)) if isinstance(self.rule, Robust) else own
+
+    def check(self, workers: int) -> None:
+        """As for every rule, and of the inner one too."""
+        super().check(workers)
+        if isinstance(self.rule, Robust):
+            self.rule.check(workers)
+
+    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+        n, f = self.counts(view)
+        near = nearest(view, n - f)
+        # Divided before it is added up; and one product of matrices, instead of n - f rows for each of n.
+        weights = near.to(view.uploads.dtype) / near.sum(1, keepdim=True).clamp(min=1)
+        workers, d = view.uploads.shape
+        rows, norms, formed = receive(weights @ view.uploads, workers, d, like=view.uploads, in_place=True)
+        honest = workers - self.reckoned(workers, view.believed_honest)
+        seen = replace(
+            view,
+            uploads=rows,
+            norms=norms,
+            present=formed & view.present,
+            noise_std=view.noise_std / math.sqrt(honest),
+            believed_honest=honest,
+        )
+        verdict = self.rule(seen, memory)
+        kept = (near & verdict.kept[:, None]).any(0)
+        return judged(view, verdict.update, kept, verdict.score, verdict.memory)
+
+
+def nearest(view: ServerView, count: int | Tensor) -> Tensor:
+    """(n, n) for each upload the `count` nearest, itself included; equal ones by `ties`. Nobody for malformed ones."""
+    apart = distances_of(view)
+    order = view.ties[torch.argsort(apart[:, view.ties], dim=1, stable=True)]
+    place = torch.empty_like(order).scatter_(1, order, counting(len(order), order.device).expand_as(order))
+    return (place < count) & view.present & view.present[:, None]

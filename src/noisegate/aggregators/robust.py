@@ -1,0 +1,88 @@
+"""What all rules have in common that reckon with a number of liars."""
+
+import typing
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from noisegate.errors import SpecError
+from noisegate.views import Memory, Reason, ServerView, Verdict
+
+Number = typing.TypeVar("Number", int, Tensor)
+
+
+@dataclass(frozen=True)
+class Robust(ABC):
+    """A rule for n uploads of which f may be lies.
+
+    byzantine: f. Without it, as many as the server believes, but no more than the rule admits: where most workers lie,
+        these rules have no honest choice.
+    """
+
+    needs: ClassVar[str]
+    """The condition on n and f, for people."""
+
+    byzantine: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.byzantine is not None and not (type(self.byzantine) is int and self.byzantine >= 0):
+            raise SpecError(f"byzantine = {self.byzantine!r}: must be a whole number, 0 or more")
+
+    @abstractmethod
+    def most(self, workers: Number) -> Number:
+        """The largest f that the rule admits of so many workers, below 0 if they are too few for any.
+
+        By arithmetic alone: a device counts the workers with a tensor.
+        """
+
+    @abstractmethod
+    def __call__(self, view: ServerView, memory: Memory) -> Verdict: ...
+
+    def check(self, workers: int) -> None:
+        """SpecError if the rule does not exist for so many workers, or not with this f."""
+        most = self.most(workers)
+        if most < 0 or (self.byzantine is not None and self.byzantine > most):
+            asked = f"byzantine = {self.byzantine}" if self.byzantine is not None else f"{workers} workers"
+            help = f"so at most {most} of {workers} workers; lower byzantine" if most >= 0 else "so more; raise workers"
+            raise SpecError(f"{asked}: needs {self.needs}, {help}")
+
+    def reckoned(self, workers: int, honest: int) -> int:
+        """f for so many workers of which the server believes so many honest."""
+        wanted = workers - honest if self.byzantine is None else self.byzantine
+        return max(0, min(wanted, self.most(workers)))
+
+    def counts(self, view: ServerView) -> tuple[int, int] | tuple[Tensor, Tensor]:
+        """(n, f) of a round: of the well-formed uploads. () tensors on a CUDA device, where nobody looks.
+
+        A malformed upload is out, but does not prove that one liar fewer is left: f stays, if the rule still admits it.
+        """
+        workers, honest = len(view.present), view.believed_honest
+        f = self.reckoned(workers, honest)
+        if not view.present.is_cuda:
+            n = int(view.present.sum())
+            return n, max(0, min(f, self.most(n)))
+        number = view.present.sum()
+        return number, self.most(number).clamp(0, f)
+
+
+def judged(
+    view: ServerView,
+    update: Tensor,
+    kept: Tensor | None = None,
+    score: Tensor | None = None,
+    memory: Memory | None = None,
+) -> Verdict:
+    """The verdict of a rule that refuses nobody but prefers some. kept: (n,); everyone unless given.
+
+    Where nobody is kept the update must be zero, and it is: there was nothing to make it of.
+    """
+    kept = view.present if kept is None else kept & view.present
+    reason = torch.where(kept, Reason.KEPT.value, Reason.SCORE.value)
+    reason = torch.where(view.present, reason, Reason.MALFORMED.value)
+    score = torch.zeros_like(view.norms) if score is None else score.to(view.norms).masked_fill(~view.present, 0.0)
+    return Verdict(
+        update, kept, reason, score.nan_to_num(), memory or {}
+    )  # one that overflowed is the largest there is

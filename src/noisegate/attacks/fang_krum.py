@@ -1,0 +1,75 @@
+"""Local model poisoning of Krum with full knowledge (Fang, Cao, Jia and Gong, 2020)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from noisegate import checks
+from noisegate.attacks.honest import Forger
+from noisegate.vectors import counting
+from noisegate.views import AdversaryView
+
+
+@dataclass(frozen=True)
+class FangKrum(Forger):
+    """Send -lambda times the sign of the honest mean, with the largest lambda for which Krum picks a liar.
+
+    Krum with n workers and f = M of them liars picks the upload with the smallest sum of squared distances to its
+    n - M - 2 nearest others. M equal lies have M - 1 others at distance 0. As their remaining n - 2M - 1 neighbors are
+    honest uploads h_i, and each is at least lambda |s| - max |h_i| away (s the signs, so |s| = sqrt(d)), a lie is
+    picked only if (n - 2M - 1) (lambda |s| - max |h_i|)^2 is at most the smallest sum of an honest upload over honest
+    neighbors. This bounds lambda: the authors' Theorem 1, with an upload of zeros for the model that was received.
+    lambda is halved from there until a lie is picked. With a majority of liars the first is.
+
+    halvings: how often, at most. Where even then no lie is picked, the last lambda is used.
+    """
+
+    halvings: int = 20
+
+    def __post_init__(self) -> None:
+        checks.count(halvings=self.halvings)
+
+    def forge(self, view: AdversaryView) -> Tensor:
+        """The same upload from everyone."""
+        honest = view.honest.double()
+        signs = honest.mean(0).sign()
+        products = honest @ honest.T
+        squares = products.diagonal()
+        apart = squares[:, None] + squares[None, :] - 2 * products
+        apart = apart.clamp(min=0.0).fill_diagonal_(-1.0).sort(dim=1).values[:, 1:]  # without itself
+        along, length = honest @ signs, signs.abs().sum().clamp(min=1.0)
+
+        bound = _upper_bound(squares, apart, length, view.workers)
+        sizes = bound * torch.exp2(-counting(self.halvings + 1, honest.device).double())
+        lies = squares + 2 * sizes[:, None] * along + (sizes.square() * length)[:, None]
+        size = torch.where(lies_win(apart, lies, view.workers), sizes, sizes[-1]).max()
+        return (-size * signs).to(view.params.dtype).expand(view.workers, -1)
+
+
+def _upper_bound(squares: Tensor, apart: Tensor, length: Tensor, liars: int) -> Tensor:
+    """() no larger lambda can be picked. length: |s|^2."""
+    honest = len(squares)
+    smallest = apart[:, : max(honest - 2, 0)].sum(1).min()
+    strangers = max(honest - liars - 1, 1)  # n - 2M - 1
+    return (smallest / strangers / length).sqrt() + (squares.max() / length).sqrt()
+
+
+def lies_win(apart: Tensor, lies: Tensor, liars: int) -> Tensor:
+    """(k,) whether Krum would pick a lie, for each of k lies that all liars send alike.
+
+    apart: (H, H - 1) squared distances of each honest upload to the others, ascending.
+    lies: (k, H) squared distances of each lie to the honest uploads.
+    """
+    neighbors = max(apart.shape[0] - 2, 0)  # n - M - 2
+    # A lie: as many of the nearest honest ones as the other liars leave over.
+    strangers = max(neighbors - (liars - 1), 0)
+    of_lie = lies.sort(dim=1).values[:, :strangers].sum(1)
+    # An honest upload: of its neighbors, those nearer than the lie are honest, then come the lies, then the others.
+    # So `taken` of them are lies, and the others are the nearest honest ones.
+    nearer = torch.searchsorted(apart.contiguous(), lies.T.contiguous())  # (H, k)
+    taken = (neighbors - nearer).clamp(0, liars)
+    sums = functional.pad(apart.cumsum(1), (1, 0))
+    of_honest = sums.gather(1, neighbors - taken) + taken * lies.T
+    return of_lie <= of_honest.amin(0)

@@ -1,0 +1,133 @@
+"""Rules and attacks never ask a CUDA device for a number, so that a round can be recorded. Tested without one.
+
+A tensor that says it lies on a CUDA device takes the lines that are meant for one, and computes on the CPU all the
+same: so these lines are also held against those for a CPU.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from noisegate import kernels
+from noisegate.aggregators import Mean
+from noisegate.attacks import ATTACKS
+from noisegate.catalog import build
+from noisegate.streams import stream
+from noisegate.views import ServerView, Verdict
+from test_conformance import (
+    BELIEVED,
+    HONEST,
+    LIARS,
+    NOISE_STD,
+    RULES,
+    adversary_view,
+    honest_uploads,
+    mean_of,
+    server_view,
+)
+
+# Rules that say in their docstring that they look.
+LOOKS = {"mda", "guerraoui"}
+BY_PLACES = ("index", "index_put", "index_put_", "_index_put_impl_")
+ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal", "is_nonzero", "item")
+
+
+class OnDevice(torch.Tensor):
+    """A tensor on a CUDA device, by its own account."""
+
+    is_cuda = True
+
+
+def on_device(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.clone().as_subclass(OnDevice)
+
+
+class Unasked(TorchDispatchMode):
+    """Fails where a device would have to answer."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name.removeprefix("aten::")
+        if name in ASKS:
+            raise RuntimeError(f"asks the device: {name}")
+        places = args[1] if name in BY_PLACES else ()
+        if any(each is not None and each.dtype == torch.bool for each in places):
+            raise RuntimeError(f"asks the device: {name} by a mask")
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.fixture(autouse=True)
+def no_kernels(monkeypatch):
+    monkeypatch.setattr(kernels, "available", lambda: False)
+
+
+def test_the_trap_snaps():
+    values = on_device(torch.arange(4.0))
+    for ask in (
+        lambda: values.sum().item(),
+        lambda: bool(values.any()),
+        lambda: values[values > 1],
+        lambda: values.nonzero(),
+        lambda: values.masked_select(values > 1),
+        lambda: int(values.argmax()),
+    ):
+        with pytest.raises(RuntimeError, match="asks the device"), Unasked():
+            ask()
+    with Unasked():
+        assert (values + values.sum()).is_cuda
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("malformed", [False, True])
+def test_a_rule_does_not_ask_and_decides_the_same(name, malformed):
+    rule, memory, told = RULES[name](), {}, {}
+    for seed in range(2):
+        uploads = honest_uploads(seed)
+        uploads[3] = 40.0
+        if malformed:
+            uploads[1], uploads[6] = torch.nan, torch.inf
+        view = server_view(uploads, seed)
+        there = {each: on_device(getattr(view, each)) for each in ("uploads", "norms", "present", "ties")}
+        there["auxiliary"] = lambda normalized, view=view: on_device(view.auxiliary(normalized))
+        plain = rule(view, memory)
+        if name in LOOKS:
+            verdict = rule(replace(view, **there), told)
+        else:
+            with Unasked():
+                verdict = rule(replace(view, **there), told)
+        assert torch.equal(plain.kept, verdict.kept)
+        assert torch.equal(plain.reason, verdict.reason)
+        torch.testing.assert_close(plain.update, torch.Tensor(verdict.update), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(plain.score, torch.Tensor(verdict.score), atol=1e-5, rtol=1e-4)
+        memory, told = dict(plain.memory), dict(verdict.memory)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize(("honest", "liars"), [(HONEST, LIARS), (4, 9)])
+def test_an_attack_does_not_ask_and_sends_the_same(name, honest, liars):
+    attack = build("attack", name, ATTACKS)
+    phase = attack.phase(0.9)
+
+    def judge(forged: torch.Tensor) -> Verdict:
+        sent = torch.cat([view.see_honest(), torch.Tensor(forged)])
+        present = torch.ones(len(sent), dtype=torch.bool)
+        known = NOISE_STD, BELIEVED, mean_of(sent), torch.arange(len(sent))
+        return Mean()(ServerView(sent, sent.norm(dim=1), present, *known), {})
+
+    view = adversary_view(phase, honest, liars)
+    plain = replace(view, judge=judge)
+    there = replace(
+        view,
+        see_honest=lambda: on_device(view.see_honest()),
+        see_own=lambda: on_device(view.see_own()),
+        params=on_device(view.params),
+        judge=judge,
+        stream=lambda: stream(0, "attack"),
+    )
+    expected = attack.forge(plain)
+    with Unasked():
+        forged = attack.forge(there)
+    assert (expected is None) == (forged is None)
+    if expected is not None:
+        torch.testing.assert_close(expected, torch.Tensor(forged), atol=1e-5, rtol=1e-4, equal_nan=True)
