@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
 
-from noisegate.aggregators.bucketing import Bucketing, buckets
+from noisegate.aggregators.bucketing import Bucketing, averages, buckets, shares
 from noisegate.aggregators.centered_clipping import CenteredClipping
 from noisegate.aggregators.distances import LONGEST, distances_of, inner_products, lowest, shortening
 from noisegate.aggregators.fltrust import FLTrust
@@ -39,8 +39,8 @@ RULES = {
     "centered-clipping, three steps": CenteredClipping(radius=0.5, iterations=3),
     "fltrust": FLTrust(),
     "fltrust, normalized": FLTrust("normalized"),
-    "spectral-filter": SpectralFilter(),
-    "spectral-filter, buckets": SpectralFilter(bucket=2),
+    "spectral-filter": SpectralFilter(bucket=1),
+    "spectral-filter, buckets": SpectralFilter(),
     "nnm": NearestNeighborMixing(),
     "nnm, krum": NearestNeighborMixing(rule=Krum()),
     "nnm, centered-clipping": NearestNeighborMixing(rule=CenteredClipping()),
@@ -440,7 +440,7 @@ def test_a_shift_of_the_noises_length_is_filtered(length):
     uploads, scale = noise(n, d), NOISE_STD * math.sqrt(d)
     honest = uploads[f:].mean(0)
     uploads[:f] += length * scale * torch.ones(d) / math.sqrt(d)
-    verdict = SpectralFilter()(view_of(uploads, f), {})
+    verdict = SpectralFilter(bucket=1)(view_of(uploads, f), {})
     assert float((verdict.update - honest).norm()) < 0.05 * scale
     assert float(verdict.score[:f].mean()) < 0.2
     assert float(verdict.score[f:].mean()) > 0.9
@@ -555,7 +555,7 @@ def test_wrappers_admit_what_the_inner_rule_admits():
     for n in range(1, 30):
         assert NearestNeighborMixing(rule=Mean()).most(n) == (n - 1) // 2
         assert NearestNeighborMixing(rule=Krum()).most(n) == (n - 3) // 2
-        assert NearestNeighborMixing(rule=SpectralFilter()).most(n) == (n - 1) // 3
+        assert NearestNeighborMixing(rule=SpectralFilter(bucket=1)).most(n) == (n - 1) // 3
         assert Bucketing(rule=Mean()).most(n) == n - 1
         assert Bucketing(rule=Krum()).most(n) == (math.ceil(n / 2) - 3) // 2
         assert Bucketing(rule=Krum(), size=5).most(n) == (math.ceil(n / 5) - 3) // 2
@@ -776,3 +776,13 @@ def test_a_device_decides_the_same_and_nobody_looks(name):
         assert torch.equal(plain(there.kept), here.kept)
         assert torch.equal(plain(there.reason), here.reason)
         memory, memory_too = dict(here.memory), dict(there.memory)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize("absent", [(), (0, 3, 4), tuple(range(9))])
+def test_averages_are_what_the_dense_product_gives(size, absent):
+    uploads = noise(9, 40, 1)
+    view = view_of(with_absent(uploads, *absent), 1)
+    member = buckets(view, size)
+    expected = shares(member) @ view.uploads.double()
+    torch.testing.assert_close(averages(view.uploads, member, size).double(), expected, atol=1e-6, rtol=1e-6)

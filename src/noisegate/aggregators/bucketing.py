@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding_bag
 
 from noisegate import checks
 from noisegate.aggregators.geometric_median import GeometricMedian
@@ -47,7 +48,7 @@ class Bucketing(Robust):
 
     def __call__(self, view: ServerView, memory: Memory) -> Verdict:
         member = buckets(view, self.size)
-        means = shares(member).to(view.uploads.dtype) @ view.uploads
+        means = averages(view.uploads, member, self.size)
         number, d = means.shape
         rows, norms, formed = receive(means, number, d, like=means, in_place=True)
         seen = replace(
@@ -74,6 +75,16 @@ def buckets(view: ServerView, size: int) -> Tensor:
     before = view.present[view.ties].cumsum(0) - 1
     bucket = torch.empty_like(before).scatter_(0, view.ties, before.div(size, rounding_mode="floor"))
     return (counting(-(-n // size), before.device)[:, None] == bucket) & view.present
+
+
+def averages(uploads: Tensor, member: Tensor, size: int) -> Tensor:
+    """(m, d) the means of the marked uploads of each row of (m, n), of which there are `size` at most.
+
+    What `shares(member) @ uploads` gives, many times faster, since most of those products are with zero.
+    """
+    there, who = member.to(uploads.dtype).topk(min(size, member.shape[1]), dim=1)
+    weights = there / there.sum(1, keepdim=True).clamp(min=1)  # before it is added up
+    return embedding_bag(who, uploads, per_sample_weights=weights, mode="sum")
 
 
 def shares(member: Tensor) -> Tensor:

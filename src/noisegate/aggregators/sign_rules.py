@@ -40,7 +40,7 @@ class SignSum(SignVote):
 class SignGaussian(SignSum):
     """The mean of signs that workers take of their noisy gradients (Zhu and Ling's sign-Gaussian)."""
 
-    goes_with: ClassVar[Mapping[str, Any]] = {"worker": "sign-gaussian", "batch": 16, "rate": 1.6}
+    goes_with: ClassVar[Mapping[str, Any]] = {"worker": "sign-gaussian", "batch": 16, "rate": 3.0}
 
 
 @dataclass(frozen=True)

@@ -38,14 +38,14 @@ class SpectralFilter(Robust):
     (the Marchenko-Pastur edge), and all coordinates are one part.
 
     threshold: the multiple of that bound.
-    bucket: uploads in a bucket. Averages have lighter tails, which Gaussian noise does not need, and a liar spoils the
-        whole bucket.
+    bucket: uploads in a bucket, 1 for none. Averages have lighter tails, which Gaussian noise does not need, and a liar
+        spoils the whole bucket.
     score: the weight that is left.
     """
 
     needs: ClassVar[str] = "ceil(n / bucket) > 3 f"
     threshold: float = 1.5
-    bucket: int = 1
+    bucket: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
