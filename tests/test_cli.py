@@ -48,7 +48,7 @@ BAD = [
     ("run --byzantine 1.0", "byzantine = 1.0: must be at least 0 and below 1"),
     ("run --byzantine -0.1", "byzantine = -0.1"),
     ("run --attack labelflip", "attack = 'labelflip': unknown (did you mean 'label-flip'?); choose from none"),
-    ("run --aggregator krumm", "aggregator = 'krumm': unknown; choose from mean"),
+    ("run --aggregator krumm", "aggregator = 'krumm': unknown (did you mean 'krum'?); choose from mean"),
     ("run --workers 0", "workers = 0: must be a whole number, 1 or more"),
     ("run --rounds 0", "rounds = 0"),
     ("run --attack local-poisoning --byzantine 0.1", "got 1 against 10"),

@@ -15,9 +15,10 @@ from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
 from noisegate.data import SOURCES
 from noisegate.models import MODELS
+from noisegate.workers import WORKERS
 
 JSON_ONLY = ("goes_with",)
-KINDS = ("datasets", "models", "attacks", "aggregators", "experiments")
+KINDS = ("datasets", "models", "workers", "attacks", "aggregators", "experiments")
 
 
 def show_list(
@@ -50,6 +51,10 @@ def _entries(kind: str) -> list[dict[str, Any]]:
         ]
     if kind == "models":
         return [{"name": name, "about": _first_line(builder)} for name, builder in MODELS.items()]
+    if kind == "workers":
+        return [
+            {"name": name, "settings": _settings(entry), "about": _first_line(entry)} for name, entry in WORKERS.items()
+        ]
     if kind == "attacks":
         return [
             {"name": name, "knows": entry.knows, "settings": _settings(entry), "about": _first_line(entry)}  # type: ignore[attr-defined]

@@ -43,7 +43,10 @@ def run_command(
         str | None,
         typer.Option(help="A name of `noisegate list aggregators`. [two-stage, normalized server gradient]"),
     ] = None,
-    worker: Annotated[str | None, typer.Option(help="normalized or clipped. [normalized]")] = None,
+    worker: Annotated[
+        str | None,
+        typer.Option(help="A name of `noisegate list workers`. [normalized, or what the aggregator goes with]"),
+    ] = None,
     gamma: Annotated[float | None, typer.Option(help="Share the server believes honest. [the true one]")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
     non_iid: Annotated[bool | None, typer.Option("--non-iid/--iid", help="The paper's uneven partition.")] = None,
