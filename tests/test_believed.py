@@ -109,3 +109,8 @@ def test_a_malformed_upload_does_not_prove_a_liar_less(name):
         n, f = rule.counts(view)
         assert n == 24 - malformed
         assert f == max(0, min(rule.reckoned(24, 22), rule.most(n)))
+
+
+def test_more_cannot_be_kept_than_there_are(quick):
+    with pytest.raises(SpecError, match="multi-krum.*keep = 26.*25 workers"):
+        prepare(quick(aggregator={"name": "multi-krum", "keep": 26}), Compute(device="cpu"))

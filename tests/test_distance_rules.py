@@ -13,11 +13,11 @@ from scipy import optimize
 
 from noisegate.aggregators.bucketing import Bucketing, averages, buckets, shares
 from noisegate.aggregators.centered_clipping import CenteredClipping
-from noisegate.aggregators.distances import LONGEST, distances_of, inner_products, lowest, shortening
+from noisegate.aggregators.distances import LONGEST, distances_of, inner_products, lowest, shortening, squared_distances
 from noisegate.aggregators.fltrust import FLTrust
 from noisegate.aggregators.geometric_median import GeometricMedian
 from noisegate.aggregators.krum import Krum, MultiKrum
-from noisegate.aggregators.mda import MDA, MOST, coverable
+from noisegate.aggregators.mda import MDA, MOST, coverable, lower_bound
 from noisegate.aggregators.mean import Mean
 from noisegate.aggregators.nnm import NearestNeighborMixing
 from noisegate.aggregators.robust import Robust
@@ -202,7 +202,7 @@ def test_the_search_finds_every_cover(n, density, budget, seed):
 def test_mda_takes_no_more_liars_than_it_can_search():
     assert [MDA().most(n) for n in (1, 2, 3, 50, 2 * MOST + 1, 1000)] == [0, 0, 1, 24, MOST, MOST]
     MDA(byzantine=MOST).check(1000)
-    with pytest.raises(SpecError, match="f <= 40"):
+    with pytest.raises(SpecError, match="f <= 24"):
         MDA(byzantine=MOST + 1).check(1000)
     view = view_of(noise(2 * MOST + 1, 300), MOST)
     assert int(MDA()(view, {}).kept.sum()) == MOST + 1
@@ -489,7 +489,7 @@ def test_nnm_by_loop(absent):
         assert torch.equal(seen.present, view.present)
         assert torch.equal(seen.ties, view.ties)
         assert seen.believed_honest == 10 - f
-        assert seen.noise_std == pytest.approx(NOISE_STD / math.sqrt(10 - f))
+        assert seen.noise_std == pytest.approx(NOISE_STD / math.sqrt(10 - len(absent) - f))
         assert memory.keys() == {"before"}
         assert verdict.memory.keys() == {"mark"}
         first = int(view.ties[0])
@@ -759,7 +759,9 @@ def test_a_device_decides_the_same_and_nobody_looks(name):
     if "two-stage" in name:
         pytest.skip("needs a true device")
     for t in range(3):
-        uploads = with_absent(0.1 + noise(14, seed=t), 3, 6)
+        # How much noise a mean has left is not told on a device if some are malformed, and this rule goes by it.
+        absent = () if name == "nnm, centered-clipping" else (3, 6)
+        uploads = with_absent(0.1 + noise(14, seed=t), *absent)
         uploads[1], uploads[2], uploads[8], uploads[9] = uploads[0], 1e17, 30.0, -8.0
         view = view_of(uploads, 4, t)
         tensors = {part: getattr(view, part).as_subclass(OnDevice) for part in ("uploads", "norms", "present", "ties")}
@@ -786,3 +788,114 @@ def test_averages_are_what_the_dense_product_gives(size, absent):
     member = buckets(view, size)
     expected = shares(member) @ view.uploads.double()
     torch.testing.assert_close(averages(view.uploads, member, size).double(), expected, atol=1e-6, rtol=1e-6)
+
+
+# --- what only a change of the code would show ----------------------------------------------------------------------
+
+
+def test_products_that_differ_by_rounding_are_those_of_equal_uploads():
+    products = torch.full((3, 3), 100.0, dtype=torch.float64)
+    products[0, 1] = products[1, 0] = 100.0 - 1e-5
+    assert not bool(squared_distances(products).any())
+    products[0, 1] = products[1, 0] = 99.0
+    assert squared_distances(products).tolist() == [[0.0, 2.0, 0.0], [2.0, 0.0, 0.0], [0.0, 0.0, 0.0]]
+
+
+def test_filtered_liars_do_not_shield_those_behind_them():
+    """All on one line, each hidden by the one before: who has no weight left does not measure the others."""
+    n, f, d = 30, 4, 60
+    uploads = noise(n, d)
+    honest = uploads[f:].mean(0)
+    uploads[:f, 0] += torch.tensor([1e6, 1e3, 30.0, 20.0])
+    verdict = SpectralFilter(bucket=1)(view_of(uploads, f), {})
+    assert not bool(verdict.kept[:f].any())
+    assert float((verdict.update - honest).norm()) < 0.1
+
+
+@pytest.mark.parametrize("bucket", [1, 2])
+def test_the_bound_is_a_multiple_of_what_noise_has(bucket):
+    """A variance between the noise's own and the threshold's multiple of it stays; one above it goes."""
+    n, d = 40, 400
+    for variance, filtered in ((1.3, False), (1.7, True)):
+        uploads = torch.zeros(n, d)
+        view = view_of(uploads, 4)
+        points = n // bucket
+        edge = NOISE_STD**2 / bucket * (math.sqrt(d) + math.sqrt(points)) ** 2
+        length = math.sqrt(variance * edge / (1 - 1 / points))  # one point so far away has this variance, times all
+        odd = buckets(view, bucket)[0].nonzero().flatten()
+        uploads[odd, 0] = length
+        verdict = SpectralFilter(bucket=bucket)(view_of(uploads, 4), {})
+        assert bool((verdict.score[odd] < 1).all()) == filtered
+
+
+def test_the_filter_takes_twice_as_many_rounds_as_it_reckons_with_liars():
+    """Each round one of these goes, as each has a direction of its own."""
+    n, d = 30, 60
+    uploads = noise(n, d)
+    uploads[[0, 1, 2], [0, 1, 2]] += torch.tensor([40.0, 50.0, 60.0])
+    verdict = SpectralFilter(bucket=1)(view_of(uploads, 1), {})
+    assert verdict.kept[:3].tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize("bucket", [1, 2])
+def test_equal_uploads_are_not_filtered(bucket):
+    uploads = torch.randn(1, 5000, generator=generator(0)).repeat(24, 1)
+    verdict = SpectralFilter(bucket=bucket)(view_of(uploads, 3, noise_std=1e-9), {})
+    assert bool(verdict.kept.all())
+    close(verdict.update, uploads[0])
+
+
+@pytest.mark.parametrize("smoothing", [1e-30, 1e-6, 1e18])
+def test_any_smoothing_that_is_admitted_gives_a_point(smoothing):
+    uploads = noise(7)
+    uploads[2] = 0.0
+    assert bool(GeometricMedian(smoothing=smoothing)(view_of(uploads, 2), {}).update.isfinite().all())
+
+
+@pytest.mark.parametrize("smoothing", [1e-200, 1e200])
+def test_a_smoothing_that_overflows_is_refused(smoothing):
+    with pytest.raises(SpecError, match="smoothing"):
+        GeometricMedian(smoothing=smoothing)
+
+
+def test_a_huge_server_gradient_does_not_overflow_the_update():
+    gradient = torch.full((D,), 1e37)
+    verdict = FLTrust()(view_of(noise(6), gradient=gradient), {})
+    assert bool(verdict.update.isfinite().all())
+    assert 0 < float(verdict.update.norm()) <= 1.01 * LONGEST
+
+
+def test_groups_that_lie_apart_are_covered_apart():
+    """Ten groups of five, all far from each other within: four of each, found without trying all combinations."""
+    far = [0] * 50
+    for i, j in itertools.permutations(range(50), 2):
+        far[i] |= (i // 5 == j // 5) << j
+    assert coverable(far, 2**50 - 1, 40)
+    assert not coverable(far, 2**50 - 1, 39)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_coverable_by_brute_force(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 11))
+    pairs = [(i, j) for i, j in itertools.combinations(range(n), 2) if rng.random() < rng.choice([0.15, 0.4, 0.8])]
+    far = [0] * n
+    for i, j in pairs:
+        far[i] |= 1 << j
+        far[j] |= 1 << i
+    smallest = min(
+        size
+        for size in range(n + 1)
+        for chosen in itertools.combinations(range(n), size)
+        if all(i in chosen or j in chosen for i, j in pairs)
+    )
+    for budget in range(n + 1):
+        assert coverable(far, 2**n - 1, budget) == (budget >= smallest)
+    assert lower_bound(far, 2**n - 1) <= smallest
+
+
+@pytest.mark.parametrize("malformed", [0, 1, 2, 4])
+def test_mixed_noise_still_passes_for_noise_when_some_are_malformed(malformed):
+    uploads = with_absent(noise(20, 3000, std=0.5), *range(malformed))
+    verdict = NearestNeighborMixing(rule=TwoStage(stages=1))(view_of(uploads, 6, noise_std=0.5), {})
+    assert int(verdict.kept.sum()) == 20 - malformed

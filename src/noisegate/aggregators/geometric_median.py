@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from noisegate import checks
-from noisegate.aggregators.distances import inner_products, shortening
+from noisegate.aggregators.distances import LONGEST, inner_products, shortening
 from noisegate.aggregators.robust import Number, Robust, judged
 from noisegate.views import Memory, ServerView, Verdict
+
+SMALLEST = 1e-30
+"""The least smoothing: a pull of 1 / smoothing must be a number."""
 
 SHARE = 1e-3
 """Of the noise's length, to which distances are smoothed: about what inner products in float32 can tell apart."""
@@ -42,6 +45,8 @@ class GeometricMedian(Robust):
         super().__post_init__()
         if self.smoothing is not None:
             checks.positive(smoothing=self.smoothing)
+            if not SMALLEST <= self.smoothing <= LONGEST:
+                raise checks.refuse("smoothing", self.smoothing, f"must lie between {SMALLEST:g} and {LONGEST:g}")
         checks.fraction(tolerance=self.tolerance)
         checks.count(iterations=self.iterations)
 
@@ -65,7 +70,7 @@ class GeometricMedian(Robust):
         weights = torch.zeros_like(squares)
         for _ in range(self.iterations):
             toward = products @ weights
-            apart = (squares - 2 * toward + weights @ toward).clamp(min=smoothing**2).sqrt()
+            apart = (squares - 2 * toward + weights @ toward).clamp(min=0.0).sqrt().clamp(min=smoothing)
             pull = present / apart
             last, weights = weights, pull / pull.sum().clamp(min=torch.finfo(pull.dtype).tiny)
             if not products.is_cuda:

@@ -40,6 +40,12 @@ class MultiKrum(Robust):
         """(n - 3) / 2."""
         return (workers - 3) // 2
 
+    def check(self, workers: int) -> None:
+        """As for every rule; and there must be as many as are to be kept."""
+        super().check(workers)
+        if self.keep is not None and self.keep > workers:
+            raise checks.refuse("keep", self.keep, f"must be at most the {workers} workers there are")
+
     def __call__(self, view: ServerView, memory: Memory) -> Verdict:
         n, f = self.counts(view)
         score = krum_scores(distances_of(view), n - f - 2)

@@ -18,7 +18,8 @@ from noisegate.views import Memory, Rule, ServerView, Verdict, receive
 class NearestNeighborMixing(Robust):
     """Replace each upload by the mean of the n - f nearest to it, then any rule on the means.
 
-    rule: what judges the means, with the same f. Their noise has standard deviation s / sqrt(n - f).
+    rule: what judges the means, with the same f unless it has its own. Their noise has standard deviation
+        s / sqrt(n - f); on a CUDA device, where nobody looks how many are malformed, as if none were.
     score: what the rule gives to the mean around an upload. Kept is whoever has a share in a mean that it keeps.
     """
 
@@ -44,12 +45,13 @@ class NearestNeighborMixing(Robust):
         workers, d = view.uploads.shape
         rows, norms, formed = receive(weights @ view.uploads, workers, d, like=view.uploads, in_place=True)
         honest = workers - self.reckoned(workers, view.believed_honest)
+        mixed = n - f if isinstance(n, int) and isinstance(f, int) else honest
         seen = replace(
             view,
             uploads=rows,
             norms=norms,
             present=formed & view.present,
-            noise_std=view.noise_std / math.sqrt(honest),
+            noise_std=view.noise_std / math.sqrt(max(1, mixed)),
             believed_honest=honest,
         )
         verdict = self.rule(seen, memory)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.aggregators.bucketing import buckets, shares
-from noisegate.aggregators.distances import inner_products, shortening
+from noisegate.aggregators.distances import ROUNDING, inner_products, shortening
 from noisegate.aggregators.robust import Number, Robust, judged
 from noisegate.views import Memory, ServerView, Verdict
 
@@ -78,7 +78,8 @@ class SpectralFilter(Robust):
         """(m,) in float64, what is left of the buckets' weights after `until` of `rounds` rounds or before."""
         for i in range(rounds):
             variance, deviations = main_direction(products, weights)
-            too_large = (variance * weights.sum() > bound) & (i < until)
+            rounding = ROUNDING * torch.where(weights > 0, products.diagonal(), 0.0).max()  # equal uploads do not vary
+            too_large = (variance > rounding) & (variance * weights.sum() > bound) & (i < until)
             if not products.is_cuda and not bool(too_large):
                 break
             deviations = torch.where(weights > 0, deviations, 0.0)

@@ -14,7 +14,7 @@ from noisegate.views import AdversaryView
 
 @dataclass(frozen=True)
 class FangKrum(Forger):
-    """Send -lambda times the sign of the honest mean, with the largest lambda for which Krum picks a liar.
+    """Send -lambda times the sign of the honest mean, with a lambda as large as Krum lets pass.
 
     Krum with n workers and f = M of them liars picks the upload with the smallest sum of squared distances to its
     n - M - 2 nearest others. M equal lies have M - 1 others at distance 0. As their remaining n - 2M - 1 neighbors are
@@ -49,7 +49,7 @@ class FangKrum(Forger):
 
 
 def _upper_bound(squares: Tensor, apart: Tensor, length: Tensor, liars: int) -> Tensor:
-    """() no larger lambda can be picked. length: |s|^2."""
+    """() where halving begins: no larger lambda is picked while n > 2M + 1. length: |s|^2."""
     honest = len(squares)
     smallest = apart[:, : max(honest - 2, 0)].sum(1).min()
     strangers = max(honest - liars - 1, 1)  # n - 2M - 1

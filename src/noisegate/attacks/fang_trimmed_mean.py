@@ -33,4 +33,5 @@ class FangTrimmedMean(Forger):
         near = torch.where(below, low, high)
         outward = (near > 0) != below  # away from 0 is away from the honest values
         far = torch.where(outward, near * self.stretch, near / self.stretch)
-        return torch.lerp(near, far, torch.rand(view.workers, len(near), generator=view.rng, device=near.device))
+        shares = torch.rand(view.workers, len(near), generator=view.rng, device=near.device, dtype=near.dtype)
+        return torch.lerp(near, far, shares)

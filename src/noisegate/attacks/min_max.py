@@ -71,7 +71,7 @@ class MinMax(Perturbed):
 
 @dataclass(frozen=True)
 class MinSum(Perturbed):
-    """Send mean + gamma p, whose squared distances to the honest uploads add up to no more than any of theirs.
+    """Send mean + gamma p, whose squared distances to the honest uploads add up to what the furthest of these has.
 
     With v_i = m - h_i and V the sum of the |v_i|^2, the sum for m + gamma p is V + H gamma^2 |p|^2, since the v_i add
     up to 0; for an honest h_i it is V + H |v_i|^2. So gamma = max |v_i| / |p|.

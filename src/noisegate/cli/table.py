@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +21,7 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     lying = (
         f"{result.byzantine_workers} of {result.workers + result.byzantine_workers} workers ({result.byzantine:.0%})"
     )
-    fight = f"{_part(result, 'aggregator')} against {_part(result, 'attack')} by {lying}"
+    fight = f"{_part(result.spec['aggregator'])} against {_part(result.spec['attack'])} by {lying}"
     table.add_row("accuracy", f"{result.accuracy:.3f}", fight)
     if result.believed_byzantine is not None:
         table.add_row("liars reckoned with", f"{result.believed_byzantine}", _reckoning(result))
@@ -59,9 +60,11 @@ def _reckoning(result: Result) -> str:
     return f"as many as there are; it needs {needs}"
 
 
-def _part(result: Result, part: str) -> str:
+def _part(part: Any) -> str:
     """A part's name, and in parentheses the settings that were chosen."""
-    settings = dict(result.spec[part])
+    if not isinstance(part, Mapping):
+        return str(part)
+    settings = dict(part)
     name = str(settings.pop("name"))
-    chosen = ", ".join(f"{key} {value}" for key, value in settings.items())
+    chosen = ", ".join(f"{key} {_part(value)}" for key, value in settings.items())
     return f"{name} ({chosen})" if chosen else name

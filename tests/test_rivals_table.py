@@ -1,0 +1,54 @@
+"""The tables of rivals in the docs are what their script makes of the committed results, and the results are the spec's."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from noisegate import AGGREGATORS, ATTACKS, Spec
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "rivals.csv"
+
+
+@pytest.fixture(scope="module")
+def rivals():
+    spec = importlib.util.spec_from_file_location("rivals", ROOT / "benchmarks" / "rivals.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_docs_have_the_tables_of_the_results(rivals):
+    page = (ROOT / "docs" / "rivals.md").read_text()
+    shown = re.search(r"<!-- rivals -->\n(.*)\n<!-- /rivals -->", page, re.DOTALL).group(1)
+    assert shown.strip() == rivals.tables(rivals.read(RESULTS)).strip()
+
+
+def test_the_readme_quotes_them(rivals):
+    means = {}
+    for row in rivals.read(RESULTS):
+        means.setdefault(rivals.key_of(row)[:3], []).append(row)
+    text = (ROOT / "README.md").read_text()
+    table = text[text.index("| | nobody attacks |") :].split("\n\n")[0].splitlines()
+    attacks = ["none", *(word.strip() for word in table[0].split("|")[3:-1])]
+    for line in table[2:]:
+        rule, *cells = (word.strip() for word in line.split("|")[1:-1])
+        rule = rule.replace("`", "").replace("two-stage, normalized", "two-stage (normalized)")
+        for attack, cell in zip(attacks, cells, strict=True):
+            assert rivals.summary(means["0.6", rule, attack]).split()[0] == cell, (rule, attack)
+
+
+def test_every_rule_is_in_them_and_every_run_was_made(rivals):
+    grid = rivals.grid(ROOT / "benchmarks" / "rivals.toml")
+    assert [rivals.key_of(settings) for settings in grid] == [rivals.key_of(row) for row in rivals.read(RESULTS)]
+    names = [settings["aggregator"] for settings in grid]
+    assert {name if isinstance(name, str) else name["name"] for name in names} == set(AGGREGATORS)
+    assert {settings["attack"] for settings in grid} <= set(ATTACKS)
+    for settings in grid[:: len(grid) // 40]:
+        Spec(**settings)
+
+
+def test_no_run_spent_more_than_it_was_given(rivals):
+    assert all(0 < float(row["epsilon"]) <= 2 for row in rivals.read(RESULTS))
