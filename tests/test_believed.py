@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from noisegate import Compute, SpecError
+from noisegate import Compute, SpecError, run
 from noisegate.aggregators import AGGREGATORS, Robust
 from noisegate.catalog import build
 from noisegate.lab.setup import prepare
@@ -86,14 +86,18 @@ def test_gamma_is_a_belief_about_liars_too(quick):
         assert federation.rule.reckoned(25, federation.believed_honest) == believed
 
 
-def test_the_table_says_why(cli):
+def test_the_table_says_why(cli, tmp_path):
     run = ("run", "--aggregator", "krum", "--rounds", 3, "--sigma", 9, "--no-baselines")
-    for more, words in (
+    cases = (
         (("--byzantine", 0.2), "as many as there are"),
-        (("--byzantine", 0.6), "no more can be"),
+        (("--byzantine", 0.6), "as many as it admits"),
         (("--byzantine", 0.6, "--set", "aggregator.byzantine=2"), "as set"),
-    ):
-        answer = cli(*run, *more, "--out", "-".join(map(str, more)).replace(".", ""))
+        (("--byzantine", 0.6, "--gamma", 0.9), "as gamma says"),
+        (("--byzantine", 0.2, "--gamma", 0.2), "as many as it admits"),
+        (("--aggregator", "nnm", "--set", 'aggregator.rule={name="krum",byzantine=2}'), "as set"),
+    )
+    for i, (more, words) in enumerate(cases):
+        answer = cli(*run, *more, "--out", tmp_path / str(i))
         line = next(line for line in answer.out.splitlines() if "liars reckoned with" in line)
         assert words in line
 
@@ -112,5 +116,41 @@ def test_a_malformed_upload_does_not_prove_a_liar_less(name):
 
 
 def test_more_cannot_be_kept_than_there_are(quick):
-    with pytest.raises(SpecError, match="multi-krum.*keep = 26.*25 workers"):
+    with pytest.raises(SpecError, match=r"multi-krum.*keep = 26.*25 workers"):
         prepare(quick(aggregator={"name": "multi-krum", "keep": 26}), Compute(device="cpu"))
+
+
+KRUM_1 = {"name": "krum", "byzantine": 1}
+NESTED = {
+    "inner": ({"name": "bucketing", "rule": KRUM_1}, 1),
+    "outer": ({"name": "bucketing", "rule": "krum", "byzantine": 1}, 1),
+    "both, the same": ({"name": "nnm", "rule": KRUM_1, "byzantine": 1}, 1),
+    "innermost": ({"name": "guerraoui", "rule": {"name": "bucketing", "rule": {"name": "nnm", "rule": KRUM_1}}}, 1),
+    "none": ({"name": "bucketing", "rule": "krum"}, 2),  # of 7 buckets; 3 of 13 lie
+    "around a rule without f": ({"name": "guerraoui", "rule": "mean"}, 3),
+}
+
+
+@pytest.mark.parametrize(("aggregator", "f"), NESTED.values(), ids=NESTED)
+def test_rules_around_rules_share_one_f(quick, monkeypatch, aggregator, f):
+    """What is printed is what every one of them uses."""
+    used = []
+    counts = Robust.counts
+    monkeypatch.setattr(Robust, "counts", lambda rule, view: used.append(counts(rule, view)[1]) or counts(rule, view))
+    result = run(quick(aggregator=aggregator, worker="normalized", batch=16, rate=0.2, byzantine=0.2, rounds=1))
+    assert result.believed_byzantine == f
+    assert set(used) <= {f}
+
+
+@pytest.mark.parametrize("wrapper", ["nnm", "bucketing", "guerraoui"])
+def test_two_numbers_that_differ_are_refused(wrapper):
+    rule = build("aggregator", {"name": wrapper, "byzantine": 2, "rule": KRUM_1}, AGGREGATORS)
+    with pytest.raises(SpecError, match="byzantine = 2: its rule has byzantine = 1"):
+        rule.check(40)
+
+
+@pytest.mark.parametrize("byzantine", [13, 1000])
+def test_a_rule_without_f_does_not_make_all_workers_liars(quick, byzantine):
+    asked = {"name": "guerraoui", "rule": "two-stage", "byzantine": byzantine}
+    with pytest.raises(SpecError, match=f"byzantine = {byzantine}: needs .*at most 12 of 13"):
+        prepare(quick(aggregator=asked, byzantine=0.2), Compute(device="cpu"))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from noisegate.errors import PrivacyError, SpecError
 from noisegate.flips import cost_of_sign, flip_probability, sigma_of
 from noisegate.privacy import calibrate, default_delta, epsilon, guarantee, worst_sigma
+from noisegate.privacy import signs as pricing_of_signs
 from noisegate.sampling import FixedSize, Poisson
 
 PAPER = {"examples": 3000, "rounds": 1500, "sampling": Poisson(16)}  # MNIST and Fashion: 20 workers, 8 epochs
@@ -303,10 +304,29 @@ def test_calibrated_flips_never_overspend(signs, budget):
     assert max(own.values()) <= budget
 
 
-def test_the_rare_outcomes_that_are_left_out_count_as_lost():
-    """So many signs that only some of their counts are looked at: the price is that of the Gaussian, a hair above."""
+def test_the_rare_outcomes_that_are_left_out_count_as_lost(monkeypatch):
+    """Nothing is forgotten: what is not on the grid is an infinite loss."""
+    for tail in (pricing_of_signs.TAIL, 1e-6):
+        monkeypatch.setattr(pricing_of_signs, "TAIL", tail)
+        for pair in pricing_of_signs.losses(0.7, 10**6, 0.01):
+            grid, infinite = pricing_of_signs._on_grid(*pair, 1e-4)
+            assert infinite >= tail
+            assert sum(grid.values()) + infinite >= 1 + 0.9 * tail - 1e-12
+
+
+def test_so_many_signs_that_only_some_of_their_counts_are_looked_at():
+    """The price is that of the Gaussian, a hair above."""
     setting = {"examples": 3000, "rounds": 10, "sampling": Poisson(16), "delta": 1e-9}
     assert epsilon(1.0, signs=10**7, **setting) == pytest.approx(epsilon(1.0, **setting), rel=1e-4)
+
+
+@pytest.mark.parametrize(("sigma", "rounds"), [(1e-3, 134), (1e-6, 1)])
+def test_few_signs_cost_no_more_than_all_of_them_in_every_round(sigma, rounds):
+    """Where the grid is too coarse to tell."""
+    rate = 16 / 3000
+    most = rounds * math.log(1 - rate + rate * math.exp(cost_of_sign(sigma, 1)))
+    found = epsilon(sigma, examples=3000, rounds=rounds, sampling=Poisson(16), signs=1)
+    assert found <= most * (1 + 1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """The private baselines: what their workers send, what their rules make of it, and what a run states for them."""
 
+import json
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
@@ -180,6 +181,9 @@ class Bare(Normalized):
 
     mechanism = "signs"
 
+    def publish(self, sent, last, sigma, stream):
+        pass
+
 
 def federation(spec: Spec, worker=None):
     found = prepare(spec, CPU).federation
@@ -321,7 +325,7 @@ def test_guerraoui_is_its_rule():
 
 def test_guerraoui_reckons_as_its_rule_does():
     assert Guerraoui(rule=Krum()).most(12) == Krum().most(12)
-    assert Guerraoui(rule=Mean()).most(12) == 12
+    assert Guerraoui(rule=Mean()).most(12) == 11
     assert Guerraoui(rule=Krum(byzantine=3)).reckoned(12, 12) == 3
     assert Guerraoui(rule=Krum(), byzantine=2).reckoned(12, 12) == 2
     assert Guerraoui(rule=Krum()).reckoned(12, 2) == Krum().most(12)
@@ -348,3 +352,90 @@ def test_privacy_prices_signs(cli):
     assert f"flipped with probability {flip_probability(found['sigma'], 5000):.4f}" in people
     assert "an example can turn them all" in people
     assert "signs" not in cli(*asked[:-2]).out
+
+
+@pytest.mark.parametrize(
+    ("aggregator", "setting", "worker"),
+    [
+        ("guerraoui", "carry=0.5", {"name": "clipped-momentum", "carry": 0.5}),
+        ("ma-sign", "bound=0.2", {"name": "ma-sign", "bound": 0.2}),
+        ("krum", "momentum=0.3", {"name": "normalized", "momentum": 0.3}),
+    ],
+)
+def test_settings_of_the_worker_that_comes_along(cli, aggregator, setting, worker):
+    """In any order of the flags."""
+    flags = ("--rounds", 2, "--sigma", 9, "--json", "--byzantine", 0.2)
+    orders = (
+        ("--aggregator", aggregator, "--set", f"worker.{setting}"),
+        ("--set", f"worker.{setting}", "--aggregator", aggregator),
+    )
+    for i, order in enumerate(orders):
+        answer = cli("run", *order, *flags, "--out", str(i))
+        assert answer.status == 0, answer.err
+        assert answer.json["spec"]["worker"] == worker
+        assert answer.json["aggregator"] == aggregator
+
+
+def test_a_setting_that_the_worker_does_not_have_is_refused(cli):
+    answer = cli("run", "--aggregator", "sign-gaussian", "--set", "worker.momentum=0.3", "--rounds", 2)
+    assert answer.status == 2
+    assert "'sign-gaussian' has no such setting" in answer.err
+
+
+@dataclass(frozen=True)
+class Partnered(Krum):
+    """A stranger's rule with a partner."""
+
+    goes_with = {"worker": "sign-gaussian", "batch": 5, "rate": 2.0}  # noqa: RUF012
+
+
+def test_a_strangers_rule_brings_its_partner_too():
+    spec = Spec(aggregator=f"{__name__}:Partnered")
+    assert (spec.worker, spec.batch, spec.rate) == ("sign-gaussian", 5, 2.0)
+
+
+@pytest.mark.parametrize("name", [[1], {"a": 1}, 3, None])
+def test_a_name_that_is_none_is_refused(name):
+    with pytest.raises(SpecError, match=r"aggregator.*needs a name"):
+        Spec(aggregator={"name": name})
+
+
+class Unflipped(Normalized):
+    """Says that it flips signs, and does not."""
+
+    mechanism = "signs"
+
+
+def test_a_worker_that_promises_flips_must_flip(quick):
+    with pytest.raises(SpecError, match="no `publish` of its own"):
+        run(quick(worker=f"{__name__}:Unflipped"))
+
+
+class Unnamed(Normalized):
+    """Does not say how it is private."""
+
+    def __getattribute__(self, name):
+        if name == "mechanism":
+            raise AttributeError(name)
+        return super().__getattribute__(name)
+
+
+def test_what_a_part_lacks_is_named():
+    with pytest.raises(SpecError, match="lacks mechanism"):
+        Spec(worker=f"{__name__}:Unnamed")
+
+
+def test_without_dp_accounting_what_has_no_price_is_refused_too(quick, monkeypatch):
+    monkeypatch.setattr("noisegate.lab.setup.find_spec", lambda name: None)
+    spec = quick(worker="sign-randomized", accountant="rdp", sampling="fixed")
+    with pytest.raises(PrivacyError, match="signs"):
+        prepare(spec, Compute(device="cpu"))
+
+
+def test_a_result_of_an_older_version_can_be_read(quick, tmp_path):
+    first = run(quick(), out=tmp_path / "run")
+    path = tmp_path / "run" / "result.json"
+    old = json.loads(path.read_text())
+    del old["believed_byzantine"]
+    path.write_text(json.dumps(old))
+    assert run(quick(), out=tmp_path / "run", resume=True) == first

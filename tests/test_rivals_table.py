@@ -1,4 +1,4 @@
-"""The tables of rivals in the docs are what their script makes of the committed results, and the results are the spec's."""
+"""The tables of rivals in the docs are what their script makes of the committed results, and these are the spec's."""
 
 import importlib.util
 import re

@@ -29,7 +29,7 @@ def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
     """The object that `request` (a name, or a table with `name` and settings) asks for."""
     settings = settle(what, request, table)
     name = settings.pop("name")
-    kind = _find(what, name, table)
+    kind = find(what, name, table)
     for key, role in setting_types(kind).items():
         if key in settings and _is_role(role):
             settings[key] = build(f"{what}.{key}", settings[key], table)
@@ -50,7 +50,7 @@ def settle(what: str, request: str | Mapping[str, Any], table: Table) -> dict[st
     name = settings.pop("name", None)
     if not isinstance(name, str):
         raise SpecError(f"{what} = {request!r}: needs a name; choose from {', '.join(table)}")
-    types_of = setting_types(_find(what, name, table))
+    types_of = setting_types(find(what, name, table))
     settled: dict[str, Any] = {"name": name}
     for key, value in settings.items():
         if key not in types_of:
@@ -121,7 +121,7 @@ def _describe(kind: Any) -> str:
     return words.get(kind, getattr(kind, "__name__", str(kind)))
 
 
-def _find(what: str, name: str, table: Table) -> Callable[..., Any]:
+def find(what: str, name: str, table: Table) -> Callable[..., Any]:
     if ":" in name:
         return _stranger(what, name)
     if "." in name and name not in table:

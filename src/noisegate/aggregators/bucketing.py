@@ -10,13 +10,14 @@ from torch.nn.functional import embedding_bag
 
 from noisegate import checks
 from noisegate.aggregators.geometric_median import GeometricMedian
-from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.robust import Number, judged
+from noisegate.aggregators.wrapper import Wrapper
 from noisegate.vectors import counting
 from noisegate.views import Memory, Rule, ServerView, Verdict, receive
 
 
 @dataclass(frozen=True)
-class Bucketing(Robust):
+class Bucketing(Wrapper):
     """Average random buckets of uploads, then any rule on the averages.
 
     The averages differ less than the uploads. f liars spoil at most f buckets, so it takes as many as the rule admits
@@ -36,15 +37,9 @@ class Bucketing(Robust):
         super().__post_init__()
         checks.count(size=self.size)
 
-    def most(self, workers: Number) -> Number:
-        """As many as the rule admits of the buckets; all but one if it reckons with none."""
-        return self.rule.most(-(-workers // self.size)) if isinstance(self.rule, Robust) else workers - 1
-
-    def check(self, workers: int) -> None:
-        """As for every rule, and of the inner one with the buckets."""
-        super().check(workers)
-        if isinstance(self.rule, Robust):
-            self.rule.check(-(-workers // self.size))
+    def rows(self, workers: Number) -> Number:
+        """As many as there are buckets."""
+        return -(-workers // self.size)
 
     def __call__(self, view: ServerView, memory: Memory) -> Verdict:
         member = buckets(view, self.size)

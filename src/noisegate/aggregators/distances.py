@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from noisegate.aggregators.robust import Number
 from noisegate.vectors import counting
 from noisegate.views import ServerView
 
@@ -65,8 +64,3 @@ def lowest(score: Tensor, view: ServerView, count: int | Tensor) -> Tensor:
     order = ranking(score, view)
     place = torch.empty_like(order).scatter_(0, order, counting(len(order), order.device))
     return (place < count) & view.present
-
-
-def lower(one: Number, other: Number) -> Number:
-    """The smaller of two numbers, which a device may hold: by arithmetic alone."""
-    return (one + other - abs(one - other)) // 2

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from noisegate.aggregators.mda import MDA
-from noisegate.aggregators.robust import Number, Robust
+from noisegate.aggregators.wrapper import Wrapper
 from noisegate.views import Memory, Rule, ServerView, Verdict
 
 
 @dataclass(frozen=True)
-class Guerraoui(Robust):
+class Guerraoui(Wrapper):
     """Any robust rule, on clipped gradients with momentum and large batches.
 
     The rule is all that the server does; what is theirs are the workers and the settings that come with the name.
@@ -23,23 +23,6 @@ class Guerraoui(Robust):
     needs: ClassVar[str] = "what its rule needs"
     goes_with: ClassVar[Mapping[str, Any]] = {"worker": "clipped-momentum", "batch": 64, "rate": 1.0}
     rule: Rule = field(default_factory=MDA)
-
-    def most(self, workers: Number) -> Number:
-        """As many as the rule admits; all if it reckons with none."""
-        return self.rule.most(workers) if isinstance(self.rule, Robust) else workers
-
-    def check(self, workers: int) -> None:
-        """As the rule does, with its own f and with this one."""
-        if isinstance(self.rule, Robust):
-            self.rule.check(workers)
-            if self.byzantine is not None:
-                replace(self.rule, byzantine=self.byzantine).check(workers)
-
-    def reckoned(self, workers: int, honest: int) -> int:
-        """The rule's own f if it was given one."""
-        if isinstance(self.rule, Robust) and self.rule.byzantine is not None:
-            return self.rule.reckoned(workers, honest)
-        return super().reckoned(workers, honest)
 
     def __call__(self, view: ServerView, memory: Memory) -> Verdict:
         workers = len(view.present)

@@ -40,9 +40,9 @@ class MultiKrum(Robust):
         """(n - 3) / 2."""
         return (workers - 3) // 2
 
-    def check(self, workers: int) -> None:
+    def check(self, workers: int, f: int | None = None) -> None:
         """As for every rule; and there must be as many as are to be kept."""
-        super().check(workers)
+        super().check(workers, f)
         if self.keep is not None and self.keep > workers:
             raise checks.refuse("keep", self.keep, f"must be at most the {workers} workers there are")
 

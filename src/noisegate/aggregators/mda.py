@@ -8,9 +8,10 @@ import torch
 from numpy.typing import NDArray
 
 from noisegate.aggregators.average import average_of
-from noisegate.aggregators.distances import distances_of, lower, ranking
+from noisegate.aggregators.distances import distances_of, ranking
 from noisegate.aggregators.krum import krum_scores
 from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.wrapper import lower
 from noisegate.views import Memory, ServerView, Verdict
 
 MOST = 24

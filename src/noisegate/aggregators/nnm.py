@@ -7,35 +7,29 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from noisegate.aggregators.distances import distances_of, lower
-from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.distances import distances_of
+from noisegate.aggregators.robust import Number, judged
 from noisegate.aggregators.trimmed_mean import TrimmedMean
+from noisegate.aggregators.wrapper import Wrapper
 from noisegate.vectors import counting
 from noisegate.views import Memory, Rule, ServerView, Verdict, receive
 
 
 @dataclass(frozen=True)
-class NearestNeighborMixing(Robust):
+class NearestNeighborMixing(Wrapper):
     """Replace each upload by the mean of the n - f nearest to it, then any rule on the means.
 
-    rule: what judges the means, with the same f unless it has its own. Their noise has standard deviation
-        s / sqrt(n - f); on a CUDA device, where nobody looks how many are malformed, as if none were.
+    rule: what judges the means, with the same f. Their noise has standard deviation s / sqrt(n - f); on a CUDA device,
+        where nobody looks how many are malformed, as if none were.
     score: what the rule gives to the mean around an upload. Kept is whoever has a share in a mean that it keeps.
     """
 
     needs: ClassVar[str] = "n > 2 f, and what its rule needs"
     rule: Rule = field(default_factory=TrimmedMean)
 
-    def most(self, workers: Number) -> Number:
-        """(n - 1) / 2, or less if the rule admits less."""
-        own = (workers - 1) // 2
-        return lower(own, self.rule.most(workers)) if isinstance(self.rule, Robust) else own
-
-    def check(self, workers: int) -> None:
-        """As for every rule, and of the inner one too."""
-        super().check(workers)
-        if isinstance(self.rule, Robust):
-            self.rule.check(workers)
+    def admitted(self, workers: Number) -> Number:
+        """(n - 1) / 2."""
+        return (workers - 1) // 2
 
     def __call__(self, view: ServerView, memory: Memory) -> Verdict:
         n, f = self.counts(view)

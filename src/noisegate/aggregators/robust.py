@@ -41,17 +41,22 @@ class Robust(ABC):
     @abstractmethod
     def __call__(self, view: ServerView, memory: Memory) -> Verdict: ...
 
-    def check(self, workers: int) -> None:
-        """SpecError if the rule does not exist for so many workers, or not with this f."""
-        most = self.most(workers)
-        if most < 0 or (self.byzantine is not None and self.byzantine > most):
-            asked = f"byzantine = {self.byzantine}" if self.byzantine is not None else f"{workers} workers"
+    def chosen(self) -> int | None:
+        """f, if it was given."""
+        return self.byzantine
+
+    def check(self, workers: int, f: int | None = None) -> None:
+        """SpecError if the rule does not exist for so many workers, or not with this f, or the chosen one."""
+        most, chosen = self.most(workers), self.chosen() if f is None else f
+        if most < 0 or (chosen is not None and chosen > most):
+            asked = f"byzantine = {chosen}" if chosen is not None else f"{workers} workers"
             help = f"so at most {most} of {workers} workers; lower byzantine" if most >= 0 else "so more; raise workers"
             raise SpecError(f"{asked}: needs {self.needs}, {help}")
 
     def reckoned(self, workers: int, honest: int) -> int:
         """f for so many workers of which the server believes so many honest."""
-        wanted = workers - honest if self.byzantine is None else self.byzantine
+        chosen = self.chosen()
+        wanted = workers - honest if chosen is None else chosen
         return max(0, min(wanted, self.most(workers)))
 
     def counts(self, view: ServerView) -> tuple[int, int] | tuple[Tensor, Tensor]:

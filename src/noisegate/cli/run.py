@@ -14,7 +14,7 @@ from noisegate.cli.table import show_result
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
 from noisegate.lab import Result, Spec, make_spec, read_settings, reference, run, undefended
-from noisegate.lab.spec import PARTS
+from noisegate.lab.spec import BEST, PARTS, partner_of
 from noisegate.simulate import Progress as RunProgress
 
 SILENCE = 15.0
@@ -129,18 +129,23 @@ def _gather(spec_file: Path | None, flags: dict[str, Any], settings: list[str]) 
     """File, then flags, then --set; each overrides the one before."""
     gathered = read_settings(spec_file) if spec_file else {}
     gathered.update(flags)
-    for entry in settings:
+    for entry in sorted(settings, key=lambda entry: entry.startswith("worker")):  # which may follow the aggregator
         target, equals, value = entry.partition("=")
         part, dot, key = target.partition(".")
         if not equals or not dot or part not in PARTS:
             raise SpecError(
                 f"--set {entry}: must be PART.KEY=VALUE with PART one of {', '.join(PARTS)}; other settings have flags"
             )
-        now = gathered.get(part, Spec().canonical()[part])
+        now = gathered.get(part, _default(part, gathered))
         if not isinstance(now, str | dict):
             raise SpecError(f"{part} = {now!r}: must be a name, or a table with name and settings")
         gathered[part] = {**({"name": now} if isinstance(now, str) else now), key: _value(value)}
     return make_spec(gathered, str(spec_file) if spec_file else "flags")
+
+
+def _default(part: str, gathered: dict[str, Any]) -> Any:
+    """A part that was not chosen: the worker is the one that the aggregator goes with."""
+    return {**Spec().canonical(), **partner_of(gathered.get("aggregator", BEST))}[part]
 
 
 def _value(text: str) -> Any:

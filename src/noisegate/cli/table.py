@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from noisegate.aggregators import AGGREGATORS
-from noisegate.lab import Result
+from noisegate.aggregators import Robust
+from noisegate.lab import Result, Spec
 from noisegate.lab.setup import STATED
 
 
@@ -52,12 +52,18 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
 
 def _reckoning(result: Result) -> str:
     """Why a rule reckons with so many liars."""
-    needs = getattr(AGGREGATORS.get(result.aggregator), "needs", "")
-    if result.spec["aggregator"].get("byzantine") is not None:
-        return f"as set; it needs {needs}"
-    if result.believed_byzantine < result.byzantine_workers:  # type: ignore[operator]
-        return f"no more can be: it needs {needs}"
-    return f"as many as there are; it needs {needs}"
+    rule = Spec(**result.spec).build_aggregator()
+    if not isinstance(rule, Robust):
+        return ""
+    if rule.chosen() is not None:
+        why = "as set"
+    elif result.believed_byzantine == rule.most(result.workers + result.byzantine_workers):
+        why = "as many as it admits"
+    elif result.spec["gamma"] is not None:
+        why = "as gamma says"
+    else:
+        why = "as many as there are"
+    return f"{why}; it needs {rule.needs}"
 
 
 def _part(part: Any) -> str:

@@ -232,6 +232,7 @@ def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling, sign
         budget = spec.epsilon or BASE_EPSILON
         sigma, own = privacy.worst_sigma(budget, sizes, **asked)  # type: ignore[arg-type]
     elif spec.epsilon is not None and find_spec("dp_accounting") is None:
+        privacy.ask_of(min(sizes), **asked)  # type: ignore[arg-type]  # what has no price cannot be stated either
         base = spec.sigma_base or _need("sigma_base")
         return Privacy(spec.sigma, base, spec.epsilon, delta, STATED, (spec.epsilon,) * len(sizes))
     else:

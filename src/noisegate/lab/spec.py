@@ -15,7 +15,7 @@ from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
-from noisegate.catalog import Table, build, settle, typed
+from noisegate.catalog import build, find, settle, typed
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS
 from noisegate.sampling import SAMPLINGS
@@ -72,7 +72,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
-        partner = settings_of("aggregator", self.aggregator, AGGREGATORS)
+        partner = partner_of(self.aggregator)
         for name, default in DEFAULTS.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, partner.get(name, default))
@@ -125,9 +125,8 @@ class Spec:
     def _build(self, what: str, role: Any) -> Any:
         built = build(what, getattr(self, what), PARTS[what])
         if not isinstance(built, role):
-            lacks = [name for name in dir(role) if not name.startswith("_") and not hasattr(built, name)] or [
-                "__call__"
-            ]
+            members = [*role.__annotations__, *dir(role)]
+            lacks = [name for name in members if not name.startswith("_") and not hasattr(built, name)] or ["__call__"]
             raise SpecError(
                 f"{what} = {getattr(self, what)!r}: lacks {', '.join(lacks)}; see noisegate.views.{role.__name__}"
             )
@@ -155,12 +154,13 @@ class Spec:
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
 
 
-def settings_of(what: str, part: Any, table: Table) -> Mapping[str, Any]:
-    """The settings of a run that a part of it goes with, where the user gives none."""
-    if not isinstance(part, str | Mapping):
+def partner_of(aggregator: Any) -> Mapping[str, Any]:
+    """The settings of a run that an aggregator goes with, where the user gives none."""
+    name = aggregator.get("name") if isinstance(aggregator, Mapping) else aggregator
+    if not isinstance(name, str):
         return {}  # which `settle` will refuse
-    kind = table.get(part if isinstance(part, str) else part.get("name", ""))
-    return getattr(kind, "goes_with", {})
+    partner: Mapping[str, Any] = getattr(find("aggregator", name, AGGREGATORS), "goes_with", {})
+    return partner
 
 
 def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:

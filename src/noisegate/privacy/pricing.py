@@ -126,7 +126,7 @@ def _price(accountant: Any, ask: Ask, sigma: float) -> float:
     try:
         with _quiet():
             return float(accountant.compose(composed).get_epsilon(ask.delta))
-    except OverflowError as error:
+    except (OverflowError, ZeroDivisionError) as error:
         raise PrivacyError(f"sigma = {sigma:g} is too little noise to be priced ({ask}); use more noise") from error
 
 

@@ -34,7 +34,8 @@ def price_signs(sigma: float, signs: int, rate: float, rounds: int, delta: float
     one = PrivacyLossDistribution.create_from_rounded_probability(
         removed[0], removed[1], interval, True, added[0], added[1], symmetric=False
     )
-    return float(one.self_compose(rounds).get_epsilon_for_delta(delta))
+    # With few signs the grid, made for a Gaussian, may be coarse. But no round loses more than when all signs turn.
+    return min(float(one.self_compose(rounds).get_epsilon_for_delta(delta)), rounds * largest_loss(sigma, signs, rate))
 
 
 def losses(sigma: float, signs: int, rate: float) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
@@ -52,9 +53,22 @@ def losses(sigma: float, signs: int, rate: float) -> tuple[tuple[Array, Array], 
     turned /= turned.sum()  # logpmf is off by some 1e-12 of itself
     kept = turned[::-1]
     alone = (2 * k - signs) * cost_of_sign(sigma, signs)
-    # log((1 - q) + q e^x), however large x is
-    sampled = np.logaddexp(math.log1p(-rate) if rate < 1 else -math.inf, math.log(rate) + alone)
+    sampled = _sampled(alone, rate)
     return (sampled, (1 - rate) * turned + rate * kept), (-sampled[::-1], kept)
+
+
+def largest_loss(sigma: float, signs: int, rate: float) -> float:
+    """Of one round, for an example that is removed or added: that of d signs which all came out one way."""
+    all_signs = signs * cost_of_sign(sigma, signs)
+    removed, added = _sampled(np.array([all_signs, -all_signs]), rate)
+    return float(max(removed, -added))
+
+
+def _sampled(alone: Array, rate: float) -> Array:
+    """log((1 - q) + q e^x), however large x is."""
+    never = math.log1p(-rate) if rate < 1 else -math.inf
+    sampled: Array = np.logaddexp(never, math.log(rate) + alone)
+    return sampled
 
 
 def _on_grid(loss: Array, mass: Array, interval: float) -> tuple[dict[int, float], float]:

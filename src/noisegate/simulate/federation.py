@@ -100,6 +100,11 @@ class Federation:
             ) from None
         return phase
 
+    @cached_property
+    def ever_ascends(self) -> bool:
+        """Whether the attack ascends at one of a hundred points of the run."""
+        return any(self.attack.ascends(self.attack.phase(i / 100)) for i in range(100))
+
     def stream(self, what: str, t: int) -> torch.Generator:
         """The generator of this run for `what` in round `t`."""
         generator = torch.Generator(device=self.byzantine.device)
@@ -177,6 +182,8 @@ class Active:
         one = each * run.sums.floats(run.x[:1], run.y[:1])
         if not self.everyone:
             one += 2 * run.model.d  # their rows lie apart, and are copied together
+        if run.ever_ascends:
+            one += run.model.d  # what they sent last is turned around
         floats = run.memory // 4 if run.x.is_cuda else min(run.memory // 4, CACHED)
         return max(1, min(len(self), floats // one))
 

@@ -59,7 +59,7 @@ def play(
         rows = active.rows[part.workers]
         sent = uploads[part.workers] if active.everyone else uploads[part.workers].clone()
         sent_last = last[part.workers] if active.everyone else last.index_select(0, rows)
-        if turn is not None:
+        if turn is not None and run.worker.momentum:
             sent_last = sent_last * turn[rows]
         own_x = run.x.index_select(0, drawn[part.places]) if x is None else x[part.places]
         own = own_x, y[part.places], part.owner

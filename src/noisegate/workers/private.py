@@ -6,6 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from noisegate.errors import SpecError
+
 
 class Private:
     """Gaussian noise on the sum of bounded contributions, sent as that is. A base: it lacks the rest of a `Worker`."""
@@ -13,7 +15,11 @@ class Private:
     mechanism: ClassVar[str] = "gaussian"
 
     def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
-        """Sends its mean as it is."""
+        """Sends its mean as it is: that has its noise already."""
+        if self.mechanism != "gaussian":
+            raise SpecError(
+                f"worker: its mechanism is {self.mechanism!r}, but it has no `publish` of its own for it"
+            )
 
     def noise_in_upload(self, added: float, sigma: float, d: int) -> float:
         """What was added."""

@@ -88,12 +88,16 @@ class MaSign(SignRandomized):
         super().__post_init__()
         checks.positive(bound=self.bound)
 
+    def noise_in_upload(self, added: float, sigma: float, d: int) -> float:
+        """That of a bit that is hardly anything but random."""
+        return 1 / math.sqrt(d)
+
     def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
         """One draw for both: + with probability 1/2 + (2 p - 1) g / (2 cut), p being that of a sign that stays."""
         d = sent.shape[1]
         cut, half = self.bound / math.sqrt(d), lean(sigma, d) / 2
         for part, uniform in _drawn(sent, stream()):
-            tilt = part.double().div_(cut).clamp_(-1, 1).mul_(half)
+            tilt = part.double().nan_to_num_(0.0).div_(cut).clamp_(-1, 1).mul_(half)
             _send(part, uniform < tilt.add_(0.5), d)
 
 

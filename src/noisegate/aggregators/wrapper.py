@@ -1,0 +1,47 @@
+"""What all rules have in common that prepare uploads for another rule."""
+
+from noisegate.aggregators.robust import Number, Robust
+from noisegate.errors import SpecError
+from noisegate.views import Rule
+
+
+class Wrapper(Robust):
+    """A rule around a rule. There is one f for both: the wrapper's own, or else the one that its rule was given."""
+
+    rule: Rule
+
+    def rows(self, workers: Number) -> Number:
+        """How many uploads the rule gets of so many workers."""
+        return workers
+
+    def admitted(self, workers: Number) -> Number:
+        """The largest f of the wrapper itself, whatever its rule admits."""
+        return workers - 1
+
+    def most(self, workers: Number) -> Number:
+        """What both admit."""
+        own = self.admitted(workers)
+        return lower(own, self.rule.most(self.rows(workers))) if isinstance(self.rule, Robust) else own
+
+    def chosen(self) -> int | None:
+        """Its own, or its rule's."""
+        inner = self.rule.chosen() if isinstance(self.rule, Robust) else None
+        return inner if self.byzantine is None else self.byzantine
+
+    def check(self, workers: int, f: int | None = None) -> None:
+        """As for every rule, and of the inner one too; they may not contradict each other."""
+        f = self.chosen() if f is None else f
+        if isinstance(self.rule, Robust):
+            inner, rows = self.rule.chosen(), self.rows(workers)
+            if inner not in (None, f):
+                raise SpecError(f"byzantine = {f}: its rule has byzantine = {inner}; give one of the two")
+            try:
+                self.rule.check(rows, f)
+            except SpecError as error:
+                raise SpecError(f"its rule, on {rows} uploads of {workers} workers: {error}") from None
+        super().check(workers, f)
+
+
+def lower(one: Number, other: Number) -> Number:
+    """The smaller of two numbers, which a device may hold: by arithmetic alone."""
+    return (one + other - abs(one - other)) // 2
