@@ -24,10 +24,14 @@ def shortening(norms: Tensor) -> Tensor:
 def inner_products(uploads: Tensor, norms: Tensor) -> Tensor:
     """(n, n) in float64, of uploads shortened to LONGEST."""
     factors = shortening(norms)[:, None] if uploads.is_cuda or bool((norms > LONGEST).any()) else None
-    products = torch.zeros(len(uploads), len(uploads), dtype=torch.float64, device=uploads.device)
+    products = uploads.new_zeros(len(uploads), len(uploads), dtype=torch.float64)
+    group = max(50, -(-len(uploads) // 4))
     for part in uploads.split(AT_ONCE, dim=1):
         block = part if factors is None else part * factors
-        products += block @ block.T
+        for first in range(0, len(block), group):  # with those before them: the others are the same products
+            products[first : first + group, : first + group] += block[first : first + group] @ block[: first + group].T
+    for first in range(group, len(products), group):
+        products[:first, first : first + group] = products[first : first + group, :first].T
     return (products + products.T) / 2  # a product may be rounded differently on the other side
 
 
