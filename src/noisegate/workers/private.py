@@ -17,9 +17,7 @@ class Private:
     def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
         """Sends its mean as it is: that has its noise already."""
         if self.mechanism != "gaussian":
-            raise SpecError(
-                f"worker: its mechanism is {self.mechanism!r}, but it has no `publish` of its own for it"
-            )
+            raise SpecError(f"worker: its mechanism is {self.mechanism!r}, but it has no `publish` of its own for it")
 
     def noise_in_upload(self, added: float, sigma: float, d: int) -> float:
         """What was added."""
