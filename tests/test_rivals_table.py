@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from noisegate import AGGREGATORS, ATTACKS, Spec
+from noisegate import Spec
+from noisegate.aggregators import AGGREGATORS
+from noisegate.attacks import ATTACKS
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "rivals.csv"

@@ -6,8 +6,8 @@
 (3, 15)
 """
 
-from noisegate.aggregators import AGGREGATORS, Mean, Robust, TwoStage
-from noisegate.attacks import ATTACKS, ALittle, Dormant, Gaussian, Honest, Inner, LabelFlip, LocalPoisoning
+from noisegate.aggregators import Mean, Robust, TwoStage
+from noisegate.attacks import ALittle, Dormant, Gaussian, Honest, Inner, LabelFlip, LocalPoisoning
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.errors import DataError, NoisegateError, PrivacyError, SpecError, StoreError
@@ -21,8 +21,6 @@ from noisegate.views import Reason, ServerView, Verdict
 from noisegate.workers import Clipped, Normalized
 
 __all__ = [
-    "AGGREGATORS",
-    "ATTACKS",
     "ALittle",
     "Clipped",
     "Compute",

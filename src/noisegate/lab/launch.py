@@ -225,7 +225,8 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
 
 
 def _stored(found: dict[str, Any], folder: RunFolder) -> Result:
-    found = {"believed_byzantine": None, **found}  # which results of version 0.1.0 do not tell
+    if isinstance(found, dict):
+        found.setdefault("believed_byzantine", None)  # which results of version 0.1.0 do not tell
     names = [entry.name for entry in fields(Result)]
     if missing := [name for name in names if name not in found]:
         raise StoreError(
