@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from noisegate import Compute, SpecError, run
-from noisegate.aggregators import AGGREGATORS, Robust
+from noisegate.aggregators import AGGREGATORS, Mean, Robust
 from noisegate.catalog import build
 from noisegate.lab.setup import prepare
 from test_conformance import honest_uploads, server_view
@@ -154,3 +154,46 @@ def test_a_rule_without_f_does_not_make_all_workers_liars(quick, byzantine):
     asked = {"name": "guerraoui", "rule": "two-stage", "byzantine": byzantine}
     with pytest.raises(SpecError, match=f"byzantine = {byzantine}: needs .*at most 12 of 13"):
         prepare(quick(aggregator=asked, byzantine=0.2), Compute(device="cpu"))
+
+
+@pytest.mark.parametrize("worker", ["sign-gaussian", "sign-randomized", "ma-sign"])
+def test_signs_are_not_tested_for_noise(quick, worker):
+    with pytest.raises(SpecError, match=rf"worker = '{worker}'.*two-stage.*such as '{worker}'"):
+        prepare(quick(worker=worker, aggregator="two-stage"), Compute(device="cpu"))
+    prepare(quick(worker=worker, aggregator={"name": "two-stage", "stages": 2}), Compute(device="cpu"))
+
+
+def test_too_few_workers_are_told_how_many_are_needed(quick):
+    with pytest.raises(SpecError, match="1 workers: needs n >= 4 f \\+ 3, so at least 3"):
+        prepare(quick(aggregator="bulyan", workers=1, byzantine=0.0), Compute(device="cpu"))
+
+
+def test_the_condition_of_a_rule_around_a_rule_is_told_in_full():
+    asked = {"name": "guerraoui", "rule": {"name": "bucketing", "rule": {"name": "nnm", "rule": "krum"}}}
+    words = "for ceil(n / size) averages, f of them spoiled, n > 2 f, and n >= 2 f + 3"
+    assert build("aggregator", asked, AGGREGATORS).condition() == words
+
+
+def test_auto_is_the_default(cli):
+    answer = cli(
+        "run", "--aggregator", "krum", "--set", "aggregator.byzantine=auto", "--rounds", 2, "--sigma", 9, "--json"
+    )
+    assert answer.json["spec"]["aggregator"] == {"name": "krum"}
+
+
+class Bare(Robust):
+    """A stranger's rule that says no more than it must."""
+
+    def most(self, workers):
+        return workers - 1
+
+    def __call__(self, view, memory):
+        return Mean()(view, memory)
+
+
+def test_a_rule_need_not_put_its_condition_into_words(cli):
+    run = ("run", "--aggregator", f"{__name__}:Bare", "--rounds", 2, "--sigma", 9, "--no-baselines", "--byzantine", 0.2)
+    assert "fewer liars" in cli(*run).out
+    refused = cli(*run, "--set", "aggregator.byzantine=13")
+    assert refused.status == 2
+    assert "at most 12 of 13" in refused.err

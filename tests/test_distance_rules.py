@@ -568,7 +568,9 @@ def test_wrappers_admit_what_the_inner_rule_admits():
     with pytest.raises(SpecError, match="byzantine = 2"):
         Bucketing(rule=Krum(byzantine=2)).check(10)
     Bucketing(rule=Krum()).check(10)
-    Bucketing(rule=Mean()).check(1)
+    Bucketing(rule=Mean()).check(3)
+    with pytest.raises(SpecError, match="all share a bucket"):
+        Bucketing(rule=Mean(), size=3).check(3)
 
 
 def test_wrappers_are_built_from_nested_requests():

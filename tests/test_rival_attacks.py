@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Hashable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from noisegate import Compute, Dataset, Inner, LabelFlip, Spec, SpecError
+from noisegate import Compute, Dataset, Inner, LabelFlip, Spec, SpecError, run
 from noisegate.aggregators import Krum, Mean, TwoStage
 from noisegate.attacks import (
     ATTACKS,
@@ -29,6 +29,7 @@ from noisegate.attacks import (
     Zero,
 )
 from noisegate.attacks.fang_krum import lies_win
+from noisegate.attacks.honest import Forger
 from noisegate.attacks.line_search import lowest_at
 from noisegate.catalog import build
 from noisegate.lab.setup import prepare
@@ -681,3 +682,17 @@ def test_only_gradient_ascent_ascends_and_only_awake(attack):
     dormant = Dormant(attack, 0.5)
     assert not dormant.ascends(dormant.phase(0.2))
     assert dormant.ascends(dormant.phase(0.7)) == ascends
+
+
+@dataclass(frozen=True)
+class Misshapen(Forger):
+    """Asks the rule about uploads that are none."""
+
+    def forge(self, view):
+        view.judge(torch.zeros(3, 5))
+        return torch.zeros(view.workers, len(view.params))
+
+
+def test_a_question_of_the_wrong_shape_is_refused(quick):
+    with pytest.raises(SpecError, match=r"judge takes uploads of shape \(15, 2410\), not \(3, 5\)"):
+        run(quick(attack=f"{__name__}:Misshapen"))

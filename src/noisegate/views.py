@@ -191,6 +191,9 @@ class Worker(Protocol):
     mechanism: ClassVar[str]
     """What makes an upload private: "gaussian" noise on the sum, or "signs", flipped at random."""
 
+    noisy: ClassVar[bool]
+    """Whether an upload is a signal with that Gaussian noise, and not something made of it."""
+
     @property
     def momentum(self) -> float: ...
 

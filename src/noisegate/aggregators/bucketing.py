@@ -11,7 +11,7 @@ from torch.nn.functional import embedding_bag
 from noisegate import checks
 from noisegate.aggregators.geometric_median import GeometricMedian
 from noisegate.aggregators.robust import Number, judged
-from noisegate.aggregators.wrapper import Wrapper
+from noisegate.aggregators.wrapper import ITS_RULE, Wrapper
 from noisegate.vectors import counting
 from noisegate.views import Memory, Rule, ServerView, Verdict, receive
 
@@ -29,13 +29,19 @@ class Bucketing(Wrapper):
     score: what the rule gives to an upload's bucket.
     """
 
-    needs: ClassVar[str] = "ceil(n / size) averages, f of them spoiled, for its rule"
+    needs: ClassVar[str] = f"for ceil(n / size) averages, f of them spoiled, {ITS_RULE}"
     rule: Rule = field(default_factory=GeometricMedian)
     size: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         checks.count(size=self.size)
+
+    def check(self, workers: int, f: int | None = None) -> None:
+        """As for every wrapper; and one bucket may not hold them all."""
+        if self.size >= workers > 1:
+            raise checks.refuse("size", self.size, f"must be below the {workers} workers, or all share a bucket")
+        super().check(workers, f)
 
     def rows(self, workers: Number) -> Number:
         """As many as there are buckets."""

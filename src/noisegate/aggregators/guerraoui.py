@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from noisegate.aggregators.mda import MDA
-from noisegate.aggregators.wrapper import Wrapper
+from noisegate.aggregators.wrapper import ITS_RULE, Wrapper
 from noisegate.views import Memory, Rule, ServerView, Verdict
 
 
@@ -20,7 +20,7 @@ class Guerraoui(Wrapper):
     The rate is that of 0.5, 0.7, 1 and 1.4 with which it learned best on digits at epsilon 2, without liars.
     """
 
-    needs: ClassVar[str] = "what its rule needs"
+    needs: ClassVar[str] = ITS_RULE
     goes_with: ClassVar[Mapping[str, Any]] = {"worker": "clipped-momentum", "batch": 64, "rate": 1.0}
     rule: Rule = field(default_factory=MDA)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from noisegate.aggregators.distances import distances_of
 from noisegate.aggregators.robust import Number, judged
 from noisegate.aggregators.trimmed_mean import TrimmedMean
-from noisegate.aggregators.wrapper import Wrapper
+from noisegate.aggregators.wrapper import ITS_RULE, Wrapper
 from noisegate.vectors import counting
 from noisegate.views import Memory, Rule, ServerView, Verdict, receive
 
@@ -24,7 +24,7 @@ class NearestNeighborMixing(Wrapper):
     score: what the rule gives to the mean around an upload. Kept is whoever has a share in a mean that it keeps.
     """
 
-    needs: ClassVar[str] = "n > 2 f, and what its rule needs"
+    needs: ClassVar[str] = f"n > 2 f, and {ITS_RULE}"
     rule: Rule = field(default_factory=TrimmedMean)
 
     def admitted(self, workers: Number) -> Number:

@@ -22,7 +22,7 @@ class Robust(ABC):
         these rules have no honest choice.
     """
 
-    needs: ClassVar[str]
+    needs: ClassVar[str] = "fewer liars"
     """The condition on n and f, for people."""
 
     byzantine: int | None = None
@@ -50,8 +50,17 @@ class Robust(ABC):
         most, chosen = self.most(workers), self.chosen() if f is None else f
         if most < 0 or (chosen is not None and chosen > most):
             asked = f"byzantine = {chosen}" if chosen is not None else f"{workers} workers"
-            help = f"so at most {most} of {workers} workers; lower byzantine" if most >= 0 else "so more; raise workers"
-            raise SpecError(f"{asked}: needs {self.needs}, {help}")
+            fewest = next((str(n) for n in range(workers, 100 * workers) if self.most(n) >= 0), "more")
+            help = (
+                f"at most {most} of {workers} workers; lower byzantine"
+                if most >= 0
+                else f"at least {fewest}; raise workers"
+            )
+            raise SpecError(f"{asked}: needs {self.condition()}, so {help}")
+
+    def condition(self) -> str:
+        """What it needs, in full."""
+        return self.needs
 
     def reckoned(self, workers: int, honest: int) -> int:
         """f for so many workers of which the server believes so many honest."""

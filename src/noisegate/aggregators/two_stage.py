@@ -42,6 +42,11 @@ class TwoStage:
         checks.fraction(server_momentum=self.server_momentum, significance=self.significance)
         checks.positive(width=self.width, significance=self.significance)
 
+    @property
+    def tests_noise(self) -> bool:
+        """Whether it takes uploads for Gaussian noise."""
+        return self.stages != 2
+
     def __call__(self, view: ServerView, memory: Memory) -> Verdict:
         reason = self._first_stage(view)
         if self.stages == 1:

@@ -4,6 +4,9 @@ from noisegate.aggregators.robust import Number, Robust
 from noisegate.errors import SpecError
 from noisegate.views import Rule
 
+ITS_RULE = "what its rule needs"
+"""Stands for that in `needs`."""
+
 
 class Wrapper(Robust):
     """A rule around a rule. There is one f for both: the wrapper's own, or else the one that its rule was given."""
@@ -27,6 +30,11 @@ class Wrapper(Robust):
         """Its own, or its rule's."""
         inner = self.rule.chosen() if isinstance(self.rule, Robust) else None
         return inner if self.byzantine is None else self.byzantine
+
+    def condition(self) -> str:
+        """With what its rule needs."""
+        inner = self.rule.condition() if isinstance(self.rule, Robust) else "nothing"
+        return self.needs.replace(ITS_RULE, inner)
 
     def check(self, workers: int, f: int | None = None) -> None:
         """As for every rule, and of the inner one too; they may not contradict each other."""

@@ -40,6 +40,9 @@ def show_list(
         table.add_column(column, overflow="fold", no_wrap=column == "name")
     for entry in entries:
         table.add_row(*(_text(entry[column]) for column in columns))
+        if brings := entry.get("goes_with"):
+            told = ", ".join(f"{key} {value}" for key, value in brings.items())
+            table.add_row(*("" for _ in columns[:-1]), f"Brings {told}.")
     Console().print(table)
 
 
@@ -95,5 +98,5 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={'auto' if entry is None else entry}" for key, entry in value.items())
+        return "\n".join(f"{key}={'auto' if entry is None else entry}" for key, entry in value.items())
     return str(value)

@@ -40,17 +40,19 @@ def show_privacy(
         accountant=accountant,
         signs=signs,
     )
+    flips = {}
+    if signs:
+        flips = {"flip_probability": flip_probability(found.sigma, signs), "one_sign": cost_of_sign(found.sigma, signs)}
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2))
+        print(json.dumps(found.as_dict() | flips, indent=2))
         return
     print(f"sigma {found.sigma:.4f}   epsilon {found.epsilon:.4f}   delta {found.delta:.3g}")
     print(
         f"one example of one worker, {found.relation}, over {found.rounds} rounds of {found.sampling} sampling at rate "
         f"{found.rate:.4g} ({found.batch} of {found.examples}), by {found.accountant.upper()}"
     )
-    if signs:
-        flip, alone = flip_probability(found.sigma, signs), cost_of_sign(found.sigma, signs)
+    if flips:
         print(
-            f"{signs} signs a round, each flipped with probability {flip:.4f}: one sign costs {alone:.3g} a round, "
-            "but an example can turn them all"
+            f"{signs} signs a round, each flipped with probability {flips['flip_probability']:.4f}: one sign costs "
+            f"{flips['one_sign']:.3g} a round, but an example can turn them all"
         )

@@ -149,7 +149,9 @@ def _default(part: str, gathered: dict[str, Any]) -> Any:
 
 
 def _value(text: str) -> Any:
-    """A TOML value, or else a plain text."""
+    """A TOML value, or else a plain text; `auto`, as `noisegate list` has it, for the default."""
+    if text == "auto":
+        return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -29,6 +29,9 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
         clean, open_door = proportion["reference_accuracy"], proportion["undefended_accuracy"]
         table.add_row("reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean")
         table.add_row("undefended", f"{open_door:.3f}", "plain mean under the same attack")
+    if result.spec["worker"]["name"] != "normalized":
+        brought = f"{_part(result.spec['worker'])}, batch {result.spec['batch']}, rate {result.spec['rate']:g}"
+        table.add_row("worker", "", brought)
     by = "stated, not checked here" if result.accountant == STATED else result.accountant.upper()
     promise = f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {by}, each example of each worker"
     table.add_row("epsilon", f"{result.epsilon:.3f}", promise)
@@ -63,7 +66,7 @@ def _reckoning(result: Result) -> str:
         why = "as gamma says"
     else:
         why = "as many as there are"
-    return f"{why}; it needs {rule.needs}"
+    return f"{why}; it needs {rule.condition()}"
 
 
 def _part(part: Any) -> str:

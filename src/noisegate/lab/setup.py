@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate import data, privacy
-from noisegate.aggregators import Robust
+from noisegate.aggregators import AGGREGATORS, Robust
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.errors import DataError, PrivacyError, SpecError
@@ -112,7 +112,8 @@ def prepare(
     attack.check(honest, byzantine)
     rule = spec.build_aggregator()
     believed = honest if spec.gamma is None else _ceil(spec.gamma * (honest + byzantine))
-    _check_rule(spec, rule, honest + byzantine)
+    worker = spec.build_worker()
+    _check_rule(spec, rule, worker, honest + byzantine)
 
     # The server's examples are in no worker's data and not in the test set.
     aux, pool = data.hold_out(dataset.y, dataset.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
@@ -134,7 +135,6 @@ def prepare(
         name = type(module).__name__
         check_module(module)
     model = FlatModel(module, loss, device)
-    worker = spec.build_worker()
     promise = _promise(spec, sizes, rounds, sampling, _signs(worker, model.d))
     x, y, x_test, y_test = shared.on(device, dataset)
     surrogate = _surrogate(spec, parts, lying, dataset).to(device)
@@ -170,8 +170,15 @@ def prepare(
     return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
 
 
-def _check_rule(spec: Spec, rule: Rule, workers: int) -> None:
-    """SpecError if a rule cannot reckon with as many liars as it is told to."""
+def _check_rule(spec: Spec, rule: Rule, worker: Worker, workers: int) -> None:
+    """SpecError if a rule cannot reckon with as many liars as it is told to, or not with these uploads at all."""
+    if getattr(rule, "tests_noise", False) and not worker.noisy:
+        name = spec.canonical()["worker"]["name"]
+        raise SpecError(
+            f"worker = {name!r}: sends no Gaussian noise, which aggregator "
+            f"{spec.canonical()['aggregator']['name']!r} tests for; choose another aggregator"
+            + (f", such as {name!r}" if name in AGGREGATORS else "")
+        )
     if isinstance(rule, Robust):
         try:
             rule.check(workers)

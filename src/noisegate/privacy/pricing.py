@@ -60,8 +60,9 @@ def ask_of(examples: int, rounds: int, sampling: Sampling, delta: float | None, 
         count(signs=signs)
         if accountant != "pld" or sampling.name != "poisson":
             raise PrivacyError(
-                f'signs = {signs}: flipped signs are priced with accountant = "pld" and sampling = "poisson" only, '
-                f"not with {accountant!r} and {sampling.name!r}"
+                f"signs = {signs}: a worker that flips signs (sign-randomized, ma-sign) is priced with "
+                f'accountant = "pld" and sampling = "poisson" only, not with {accountant!r} and {sampling.name!r}; '
+                "leave both out"
             )
     return Ask(examples, rounds, sampling, float(delta), accountant, signs)
 

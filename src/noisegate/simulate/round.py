@@ -79,6 +79,9 @@ def play(
 
     def judge(forged: Tensor) -> Verdict:
         """The rule as the adversary can imagine it."""
+        if not isinstance(forged, Tensor) or forged.shape != (liars, d):
+            shape = tuple(forged.shape) if isinstance(forged, Tensor) else type(forged).__name__
+            raise SpecError(f"attack: its view's judge takes uploads of shape ({liars}, {d}), not {shape}")
         trial = uploads.index_copy(0, run.byzantine_rows, as_rows(forged, liars, d, like=params))
         return run.rule(as_received(trial, run.surrogate_x, run.surrogate_y, run.everyone), {})
 

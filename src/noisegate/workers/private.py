@@ -13,6 +13,7 @@ class Private:
     """Gaussian noise on the sum of bounded contributions, sent as that is. A base: it lacks the rest of a `Worker`."""
 
     mechanism: ClassVar[str] = "gaussian"
+    noisy: ClassVar[bool] = True
 
     def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
         """Sends its mean as it is: that has its noise already."""

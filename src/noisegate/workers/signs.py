@@ -33,6 +33,7 @@ class SignGaussian(Normalized):
     the noise is the same for all coordinates, and calibrated to the run.
     """
 
+    noisy: ClassVar[bool] = False
     momentum: float = field(default=0.0, init=False)  # the last upload is signs, not a gradient
 
     def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
@@ -54,6 +55,7 @@ class SignRandomized(Normalized):
     """
 
     mechanism: ClassVar[str] = "signs"
+    noisy: ClassVar[bool] = False
     momentum: float = field(default=0.0, init=False)
 
     def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
