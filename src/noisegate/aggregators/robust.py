@@ -51,11 +51,8 @@ class Robust(ABC):
         if most < 0 or (chosen is not None and chosen > most):
             asked = f"byzantine = {chosen}" if chosen is not None else f"{workers} workers"
             fewest = next((str(n) for n in range(workers, 100 * workers) if self.most(n) >= 0), "more")
-            help = (
-                f"at most {most} of {workers} workers; lower byzantine"
-                if most >= 0
-                else f"at least {fewest}; raise workers"
-            )
+            room = f"at most {most} of {workers} workers; lower byzantine"
+            help = room if most >= 0 else f"at least {fewest}; raise workers"
             raise SpecError(f"{asked}: needs {self.condition()}, so {help}")
 
     def condition(self) -> str:
