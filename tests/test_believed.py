@@ -197,3 +197,11 @@ def test_a_rule_need_not_put_its_condition_into_words(cli):
     refused = cli(*run, "--set", "aggregator.byzantine=13")
     assert refused.status == 2
     assert "at most 12 of 13" in refused.err
+
+
+@pytest.mark.parametrize("name", [name for name in AGGREGATORS if name not in ROBUST])
+@pytest.mark.parametrize("share", [0.2, 0.6])
+def test_rules_that_reckon_with_nobody_run_too(cli, name, share):
+    answer = cli("run", "--aggregator", name, "--byzantine", share, "--rounds", 3, "--sigma", 9, "--json")
+    assert answer.status == 0, answer.err
+    assert answer.json["believed_byzantine"] is None

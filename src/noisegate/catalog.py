@@ -122,6 +122,7 @@ def _describe(kind: Any) -> str:
 
 
 def find(what: str, name: str, table: Table) -> Callable[..., Any]:
+    """The entry of that name, or the stranger's class that it is the path of."""
     if ":" in name:
         return _stranger(what, name)
     if "." in name and name not in table:

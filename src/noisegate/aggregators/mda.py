@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from noisegate.aggregators.average import average_of
 from noisegate.aggregators.distances import distances_of, ranking
 from noisegate.aggregators.krum import krum_scores
-from noisegate.aggregators.robust import Number, Robust, judged
-from noisegate.aggregators.wrapper import lower
+from noisegate.aggregators.robust import Number, Robust, judged, lower
 from noisegate.views import Memory, ServerView, Verdict
 
 MOST = 24

@@ -94,6 +94,10 @@ def judged(
     reason = torch.where(kept, Reason.KEPT.value, Reason.SCORE.value)
     reason = torch.where(view.present, reason, Reason.MALFORMED.value)
     score = torch.zeros_like(view.norms) if score is None else score.to(view.norms).masked_fill(~view.present, 0.0)
-    return Verdict(
-        update, kept, reason, score.nan_to_num(), memory or {}
-    )  # one that overflowed is the largest there is
+    # A score that overflowed is the largest there is.
+    return Verdict(update, kept, reason, score.nan_to_num(), memory or {})
+
+
+def lower(one: Number, other: Number) -> Number:
+    """The smaller of two numbers, which a device may hold: by arithmetic alone."""
+    return (one + other - abs(one - other)) // 2

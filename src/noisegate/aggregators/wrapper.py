@@ -1,6 +1,6 @@
 """What all rules have in common that prepare uploads for another rule."""
 
-from noisegate.aggregators.robust import Number, Robust
+from noisegate.aggregators.robust import Number, Robust, lower
 from noisegate.errors import SpecError
 from noisegate.views import Rule
 
@@ -48,8 +48,3 @@ class Wrapper(Robust):
             except SpecError as error:
                 raise SpecError(f"its rule, on {rows} uploads of {workers} workers: {error}") from None
         super().check(workers, f)
-
-
-def lower(one: Number, other: Number) -> Number:
-    """The smaller of two numbers, which a device may hold: by arithmetic alone."""
-    return (one + other - abs(one - other)) // 2
