@@ -163,6 +163,16 @@ def test_signs_are_not_tested_for_noise(quick, worker):
     prepare(quick(worker=worker, aggregator={"name": "two-stage", "stages": 2}), Compute(device="cpu"))
 
 
+@pytest.mark.parametrize("wrapper", ["nnm", "bucketing", "guerraoui"])
+def test_nor_by_a_rule_in_a_rule(quick, wrapper):
+    """However deep it is inside."""
+    for inner in ("two-stage", {"name": "bucketing", "rule": "two-stage"}):
+        with pytest.raises(SpecError, match=rf"worker = 'sign-gaussian'.*{wrapper}.* tests for"):
+            prepare(quick(worker="sign-gaussian", aggregator={"name": wrapper, "rule": inner}), Compute(device="cpu"))
+    for inner in ("median", {"name": "two-stage", "stages": 2}):
+        prepare(quick(worker="sign-gaussian", aggregator={"name": wrapper, "rule": inner}), Compute(device="cpu"))
+
+
 def test_too_few_workers_are_told_how_many_are_needed(quick):
     with pytest.raises(SpecError, match="1 workers: needs n >= 4 f \\+ 3, so at least 3"):
         prepare(quick(aggregator="bulyan", workers=1, byzantine=0.0), Compute(device="cpu"))

@@ -370,7 +370,9 @@ def adversary_view(phase, honest: int = HONEST, liars: int = LIARS, seed: int = 
         sent = uploads.index_copy(0, order[honest:], forged)
         return Krum()(server_view(sent, seed), {})
 
-    return AdversaryView(liars, lambda: uploads[order[:honest]], own.clone, torch.ones(D), NOISE_STD, phase, rng, judge)
+    gradient = mean_of(torch.randn(20, D, generator=stream(seed, "known")))
+    seen = lambda: uploads[order[:honest]], own.clone, torch.ones(D), NOISE_STD
+    return AdversaryView(liars, *seen, phase, rng, judge, gradient)
 
 
 def forged_by(attack, progress: float, honest: int = HONEST, liars: int = LIARS, own=None) -> torch.Tensor:

@@ -97,6 +97,7 @@ def test_an_attack_does_not_ask_and_sends_the_same(name, honest, liars):
         view,
         see_honest=lambda: on_device(view.see_honest()),
         see_own=lambda: on_device(view.see_own()),
+        see_gradient=lambda normalized: on_device(view.gradient(normalized)),
         params=on_device(view.params),
         judge=judge,
         stream=lambda: made,

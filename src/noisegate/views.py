@@ -29,6 +29,8 @@ class Reason(IntEnum):
     NORM = 2  # length outside what the privacy noise allows
     DISTRIBUTION = 3  # coordinates not distributed like the privacy noise
     SCORE = 4  # passed every test, but others have the higher score
+    EVIDENCE = 5  # over the rounds too far along a direction in which honest uploads cannot lie so far
+    DEPENDENT = 6  # shares with another upload of the round what should be independent noise
 
     @property
     def word(self) -> str:
@@ -40,7 +42,7 @@ Knowledge = Literal["omniscient", "data-only", "blind"]
 """What an attack uses of what it may know: everything but the server's auxiliary data; its own workers' data and
 uploads; nothing but the shape and the noise of an upload."""
 
-TESTS = (Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION)
+TESTS = (Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION, Reason.EVIDENCE, Reason.DEPENDENT)
 """The reasons that accuse an upload, as opposed to preferring another."""
 
 
@@ -79,6 +81,11 @@ class ServerView:
         zeros.
     ties: (n,) a fresh random order of the workers; equal scores are ranked by it.
     memory: most bytes that a rule may use beside the uploads.
+    batch: b_c, how many examples an honest upload is expected to be made of, and what their sum was divided by.
+    largest: what one example can at most add to that sum, in L2.
+    contributions: gives (A, d) what each of the server's own examples would on average add to it, in an honest
+        worker's hands at the current model. labels: (A,) theirs, if there are as many of every class.
+    last: (n, d) what everyone sent last, as it was received; zeros before the first round.
     """
 
     uploads: Tensor
@@ -89,6 +96,11 @@ class ServerView:
     auxiliary: Callable[[bool], Tensor]
     ties: Tensor
     memory: int = 2**28
+    batch: int = 16
+    largest: float = 1.0
+    contributions: Callable[[], Tensor] | None = None
+    labels: Tensor | None = None
+    last: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -118,6 +130,7 @@ class AdversaryView:
     judge: gives the verdict on this round if the adversary's workers sent (M, d) this. It is the server's own rule, but
         as in a first round, since a rule's memory may tell of the auxiliary data, and with surrogate auxiliary data:
         examples of the adversary's workers, as many as the server has.
+    see_gradient: gives the mean gradient of examples that its workers hold; None if they hold none. See `gradient`.
     """
 
     workers: int
@@ -128,6 +141,7 @@ class AdversaryView:
     phase: Hashable
     stream: Callable[[], torch.Generator]
     judge: Callable[[Tensor], Verdict]
+    see_gradient: Callable[[bool], Tensor] | None = None
 
     @cached_property
     def rng(self) -> torch.Generator:
@@ -146,6 +160,13 @@ class AdversaryView:
         Rows of zeros if the attack said it does not need them.
         """
         return self.see_own()
+
+    def gradient(self, normalized: bool) -> Tensor:
+        """(d,) the mean gradient, at the current model, of examples that its workers hold; zeros if they hold none.
+
+        normalized: each is scaled to length 1 first. It is what `ServerView.auxiliary` is to the server.
+        """
+        return self.see_gradient(normalized) if self.see_gradient else torch.zeros_like(self.params)
 
 
 @typing.runtime_checkable

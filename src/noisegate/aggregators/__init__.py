@@ -7,6 +7,7 @@ from noisegate.aggregators.bucketing import Bucketing
 from noisegate.aggregators.bulyan import Bulyan
 from noisegate.aggregators.centered_clipping import CenteredClipping
 from noisegate.aggregators.fltrust import FLTrust
+from noisegate.aggregators.fortified import Fortified
 from noisegate.aggregators.geometric_median import GeometricMedian
 from noisegate.aggregators.guerraoui import Guerraoui
 from noisegate.aggregators.krum import Krum, MultiKrum
@@ -24,6 +25,7 @@ from noisegate.aggregators.two_stage import TwoStage
 AGGREGATORS: dict[str, Callable[..., Any]] = {
     "mean": Mean,
     "two-stage": TwoStage,
+    "fortified": Fortified,
     "krum": Krum,
     "multi-krum": MultiKrum,
     "mda": MDA,
@@ -50,6 +52,7 @@ __all__ = [
     "Bulyan",
     "CenteredClipping",
     "FLTrust",
+    "Fortified",
     "GeometricMedian",
     "Guerraoui",
     "Krum",

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import special, stats
+from scipy import optimize, special, stats
 from torch import Tensor
 
 from noisegate import kernels
@@ -56,9 +56,51 @@ def norm_interval(d: int, noise_std: float, width: float) -> tuple[float, float]
 
 
 @functools.lru_cache(maxsize=64)
+def honest_lengths(d: int, noise_std: float, batch: int, largest: float, chance: float) -> tuple[float, float]:
+    """The lengths that an honest upload has but for this chance, half of it on either side, whatever its signal is.
+
+    A batch of B examples gives a signal of length at most B largest / batch. Given the signal, ||u||^2 / s^2 is
+    noncentral chi-square with d degrees of freedom, which grows with the signal: below, no signal is the worst case;
+    above, the longest, in the mean over B, which is Poisson with mean `batch`.
+
+    >>> low, high = honest_lengths(25450, 0.05, 16, 1.0, 1e-3)
+    >>> round(low, 3), round(high, 3)
+    (7.86, 8.204)
+    """
+    sizes = np.arange(stats.poisson.isf(chance / 1e6, batch) + 1)
+    weights, signals = stats.poisson.pmf(sizes, batch), sizes * largest / batch
+    if not noise_std:
+        return 0.0, float(stats.poisson.isf(chance / 2, batch)) * largest / batch
+    shifts = np.maximum((signals / noise_std) ** 2, 1e-9)  # scipy has no noncentral distribution without a shift
+
+    def refused(square: float) -> float:
+        return float(weights @ stats.ncx2.sf(square, d, shifts)) - chance / 2
+
+    most = float(stats.ncx2.isf(chance / 4, d, shifts[-1]))
+    return (
+        noise_std * math.sqrt(float(stats.chi2.ppf(chance / 2, d))),
+        noise_std * math.sqrt(float(optimize.brentq(refused, d, most))),
+    )
+
+
+@functools.lru_cache(maxsize=64)
 def ks_threshold(d: int, significance: float) -> float:
     """The Kolmogorov-Smirnov statistic of d samples whose p-value is `significance` (exact distribution)."""
     return float(stats.kstwo.isf(significance, d))
+
+
+@functools.lru_cache(maxsize=64)
+def honest_significance(d: int, noise_std: float, largest: float, chance: float, tilt: float = 0.1) -> float:
+    """The significance at which the KS test refuses an upload of noise and a signal with at most this chance.
+
+    A signal of length l moves the expected distribution of the coordinates by at most, in first order, the density
+    times its mean coordinate, and in second order l^2 / (8 s^2 d): 0.121 is half the largest slope of the density. So
+    the threshold is that of noise alone and this much more. The mean coordinate is at most l / sqrt(d), which only
+    a signal of equal coordinates has: up to the share `tilt` of that is allowed for.
+    """
+    signal = largest / (noise_std * math.sqrt(d))
+    moved = tilt * signal / math.sqrt(2 * math.pi) + 0.121 * signal**2
+    return float(stats.kstwo.sf(min(1.0, ks_threshold(d, chance) + moved), d))
 
 
 class Edges(NamedTuple):

@@ -13,6 +13,11 @@ class Wrapper(Robust):
 
     rule: Rule
 
+    @property
+    def tests_noise(self) -> bool:
+        """Whether its rule takes uploads for Gaussian noise: what is made of signs is none either."""
+        return bool(getattr(self.rule, "tests_noise", False))
+
     def rows(self, workers: Number) -> Number:
         """How many uploads the rule gets of so many workers."""
         return workers

@@ -17,7 +17,11 @@ from noisegate.attacks.local_poisoning import LocalPoisoning
 from noisegate.attacks.mimic import Mimic
 from noisegate.attacks.min_max import MinMax, MinSum
 from noisegate.attacks.not_a_number import NotANumber
+from noisegate.attacks.on_off import OnOff
+from noisegate.attacks.rank_matched import RankMatched
+from noisegate.attacks.score_banking import ScoreBanking
 from noisegate.attacks.sign_flip import SignFlip
+from noisegate.attacks.trojan import Trojan
 from noisegate.attacks.tuned import ALittleTuned, InnerTuned
 from noisegate.attacks.zero import Zero
 
@@ -40,6 +44,10 @@ ATTACKS: dict[str, Callable[..., Any]] = {
     "fang-trimmed-mean": FangTrimmedMean,
     "a-little-tuned": ALittleTuned,
     "inner-tuned": InnerTuned,
+    "rank-matched": RankMatched,
+    "score-banking": ScoreBanking,
+    "trojan": Trojan,
+    "on-off": OnOff,
     "dormant": Dormant,
 }
 
@@ -62,6 +70,10 @@ __all__ = [
     "MinMax",
     "MinSum",
     "NotANumber",
+    "OnOff",
+    "RankMatched",
+    "ScoreBanking",
     "SignFlip",
+    "Trojan",
     "Zero",
 ]

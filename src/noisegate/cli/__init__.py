@@ -11,6 +11,7 @@ import typer
 from noisegate.cli.data import app as data_app
 from noisegate.cli.listing import show_list
 from noisegate.cli.privacy import show_privacy
+from noisegate.cli.redteam import redteam_command
 from noisegate.cli.run import run_command
 from noisegate.errors import NoisegateError
 from noisegate.version import __version__
@@ -22,6 +23,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("run")(run_command)
+app.command("redteam")(redteam_command)
 app.command("list")(show_list)
 app.command("privacy")(show_privacy)
 app.add_typer(data_app, name="data")

@@ -102,7 +102,7 @@ def run_command(
         if value is not None
     }
     compute = Compute(device=device, threads=threads, memory=memory)
-    spec = _gather(spec_file, flags, settings or [])
+    spec = gather(spec_file, flags, settings or [])
     out = out or Path("runs") / spec.name()
     console = Console(stderr=True, quiet=as_json)
     try:
@@ -125,7 +125,7 @@ def run_command(
         show_result(result, proportion, out)
 
 
-def _gather(spec_file: Path | None, flags: dict[str, Any], settings: list[str]) -> Spec:
+def gather(spec_file: Path | None, flags: dict[str, Any], settings: list[str]) -> Spec:
     """File, then flags, then --set; each overrides the one before."""
     gathered = read_settings(spec_file) if spec_file else {}
     gathered.update(flags)

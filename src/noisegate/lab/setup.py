@@ -33,6 +33,9 @@ GRADIENT_COPIES = 8
 MECHANISMS = ("gaussian", "signs")
 MOST_WORKERS = 100_000
 EVALUATIONS = 20
+MOST_KNOWN = 256
+"""Most examples by which an adversary estimates the gradient."""
+
 STATED = "stated"
 """The accountant's name where epsilon was given with sigma and could not be checked for want of dp-accounting."""
 
@@ -138,6 +141,7 @@ def prepare(
     promise = _promise(spec, sizes, rounds, sampling, _signs(worker, model.d))
     x, y, x_test, y_test = shared.on(device, dataset)
     surrogate = _surrogate(spec, parts, lying, dataset).to(device)
+    known = _held_by_liars(spec, parts, lying, "known")[:MOST_KNOWN].to(device)
     memory = compute.scratch()
     chunk = max(1, min(compute.chunk, memory // (4 * GRADIENT_COPIES * model.d)))
     federation = Federation(
@@ -156,6 +160,8 @@ def prepare(
         aux_y=y[aux.to(device)],
         surrogate_x=x[surrogate],
         surrogate_y=y[surrogate],
+        known_x=x[known],
+        known_y=y[known],
         classes=dataset.classes,
         sigma=promise.sigma,
         batch=spec.batch,
@@ -200,12 +206,15 @@ def _deal(spec: Spec, pool: Tensor, y: Tensor, honest: int, byzantine: int) -> t
 
 def _surrogate(spec: Spec, parts: list[Tensor], lying: Tensor, dataset: Dataset) -> Tensor:
     """Which examples an adversary takes for the server's: as many of each class, of those that its workers hold."""
-    held = [part for part, lies in zip(parts, lying.tolist(), strict=True) if lies]
-    if not held:
-        return torch.zeros(0, dtype=torch.int64)
-    pool = torch.cat(held).unique()
-    pool = pool[torch.randperm(len(pool), generator=stream(spec.seed, "surrogate"))]
+    pool = _held_by_liars(spec, parts, lying, "surrogate")
     return torch.cat([pool[dataset.y[pool] == label][: spec.auxiliary] for label in range(dataset.classes)])
+
+
+def _held_by_liars(spec: Spec, parts: list[Tensor], lying: Tensor, name: str) -> Tensor:
+    """Every example that a Byzantine worker holds, once, in the random order of that name; none if nobody lies."""
+    held = [part for part, lies in zip(parts, lying.tolist(), strict=True) if lies]
+    pool: Tensor = torch.cat([torch.zeros(0, dtype=torch.int64), *held]).unique()
+    return pool[torch.randperm(len(pool), generator=stream(spec.seed, name))]
 
 
 def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:

@@ -1,7 +1,7 @@
 """Who takes part in a simulated run, and the state that a round takes in and gives out."""
 
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
@@ -27,6 +27,7 @@ class Federation:
     x, y: the training pool. holdings: (n, width) numbers of the examples that each worker holds, in the order of the
     workers' positions, padded; sizes: (n,) how many. byzantine: (n,) who lies; only the attack may know.
     aux_x, aux_y: the server's own examples. surrogate_x, surrogate_y: what the adversary imagines them to be.
+    known_x, known_y: examples of the adversary's workers, by which it estimates the gradient.
     name: of the run. Two runs with one seed share data and weights, but by their names neither noise nor batches: the
     difference of two uploads with the same noise would show a worker's gradients bare.
     memory: bytes that a round may use beside the uploads of this round and the last.
@@ -56,6 +57,8 @@ class Federation:
     seed: int
     name: str = ""
     memory: int = 2**30
+    known_x: Tensor = field(default_factory=lambda: torch.zeros(0))
+    known_y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
     @cached_property
     def everyone(self) -> Tensor:

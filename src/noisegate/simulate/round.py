@@ -11,7 +11,7 @@ from noisegate.room import Room, places
 from noisegate.sampling import gather
 from noisegate.simulate.federation import Federation, State
 from noisegate.views import AdversaryView, DataView, ServerView, Verdict, as_rows, checked_examples, receive
-from noisegate.workers import fill_with_noise, mean_gradient
+from noisegate.workers import contributions_of, fill_with_noise, mean_gradient
 
 POISONED_AT_ONCE = 4096
 """Examples that an attack is shown at a time. Part of what a seed means on a CUDA device: not to be changed."""
@@ -74,8 +74,22 @@ def play(
     def as_received(sent: Tensor, own_x: Tensor, own_y: Tensor, ties: Tensor) -> ServerView:
         """What a server with these examples of its own knows; `sent` is written to."""
         received, norms, present = receive(sent, n, d, like=params, in_place=True)
-        auxiliary = partial(mean_gradient, run.sums, params, own_x, own_y, room=room)
-        return ServerView(received, norms, present, run.noise_std, run.believed_honest, auxiliary, ties, run.memory)
+        own = run.sums, params, own_x, own_y
+        return ServerView(
+            received,
+            norms,
+            present,
+            run.noise_std,
+            run.believed_honest,
+            partial(mean_gradient, *own, room=room),
+            ties,
+            run.memory,
+            run.batch,
+            run.worker.sensitivity,
+            partial(contributions_of, *own, run.worker, run.noise_std, room=room),
+            own_y,
+            last,
+        )
 
     def judge(forged: Tensor) -> Verdict:
         """The rule as the adversary can imagine it."""
@@ -97,6 +111,9 @@ def play(
             phase=phase,
             stream=partial(rng, "attack"),
             judge=judge,
+            see_gradient=partial(mean_gradient, run.sums, params, run.known_x, run.known_y, room=room)
+            if len(run.known_x)
+            else None,
         )
         forged = run.attack.forge(view)
         if forged is not None or not active.everyone:

@@ -9,7 +9,7 @@ from noisegate.workers.momentum import ClippedMomentum
 from noisegate.workers.normalized import Normalized
 from noisegate.workers.private import Private
 from noisegate.workers.signs import MaSign, SignGaussian, SignRandomized
-from noisegate.workers.sums import choose_sums, fill_with_noise, mean_gradient, rounded_sensitivity
+from noisegate.workers.sums import choose_sums, contributions_of, fill_with_noise, mean_gradient, rounded_sensitivity
 
 WORKERS: dict[str, Callable[..., Any]] = {
     "normalized": Normalized,
@@ -33,6 +33,7 @@ __all__ = [
     "Sums",
     "choose_sums",
     "contributions",
+    "contributions_of",
     "fill_with_noise",
     "mean_gradient",
     "per_example_gradients",

@@ -1,6 +1,7 @@
 """Which way to compute the workers' sums, and the noise that makes them private."""
 
-from dataclasses import dataclass, replace
+import math
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from noisegate import checks
 from noisegate.errors import SpecError
 from noisegate.room import Room
 from noisegate.streams import stream
-from noisegate.vectors import FlatModel, zeros
+from noisegate.vectors import FlatModel, counting, zeros
 from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
@@ -131,3 +132,32 @@ def mean_gradient(
     together = zeros(len(x), x.device)
     sums.add(worker, params, x, y, together, mean, mean, 1 / len(x), len(x), room)  # without momentum none is read
     return mean[0]
+
+
+@dataclass(frozen=True)
+class Alone(Plain):
+    """What `worker` makes of a gradient if what it sent last is noise of this length, at right angles to it."""
+
+    worker: Worker = field(default_factory=Unit)
+    last: float = 0.0
+
+    def weights(self, norms: Tensor) -> Tensor:
+        """Its share of the mix, scaled as the mix is."""
+        share = 1 - self.worker.momentum
+        return share * self.worker.weights(
+            torch.hypot(share * norms, torch.full_like(norms, self.worker.momentum * self.last))
+        )
+
+
+def contributions_of(
+    sums: Sums, params: Tensor, x: Tensor, y: Tensor, worker: Worker, noise_std: float, room: Room | None = None
+) -> Tensor:
+    """(A, d) what each example would on average add to the sum of a worker that held it.
+
+    The worker mixes gradients with its last upload, which is noise of length s sqrt(d) but for little: its direction
+    says nothing, but the mix is longer for it.
+    """
+    each = params.new_zeros(len(x), len(params))
+    alone = Alone(worker=worker, last=noise_std * math.sqrt(len(params)))
+    sums.add(alone, params, x, y, counting(len(x), x.device), each, each, 1.0, 1, room)
+    return each

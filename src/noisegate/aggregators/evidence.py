@@ -1,0 +1,59 @@
+"""Evidence against a worker that adds up over the rounds: one-sided CUSUM statistics as likelihood ratios (Page, 1954).
+
+Let x_t be how far a worker's upload lies outside what is expected of an honest one, in standard deviations, so that
+for an honest worker x_t is at most a standard normal variable, whatever happened before. Then for every size k > 0
+
+    W_t = max(0, W_{t-1} + k x_t - k^2 / 2)
+
+is the logarithm of the largest likelihood ratio, over all rounds at which a shift by k may have begun, of "shifted
+since then" against "honest". Never below zero: good behavior buys no credit that could be spent later.
+
+Honest workers. exp(k x - k^2 / 2) has expectation at most 1. If the x_t are independent, W_t is distributed like the
+maximum of a random walk whose exponential is a supermartingale, so P(W_t > h) <= exp(-h) in every round (Ville's
+inequality, on the walk read backwards); if they are not, the Shiryaev-Roberts sum, of which W_t is the largest term,
+still gives P(W_t > h) <= t exp(-h).
+
+Liars. W_t <= h means that over the last m rounds, for every m, the x add up to at most h / k + m k / 2. With sizes k
+over a wide range that is about sqrt(2 h m): an accepted worker goes no further along a probe than noise would carry it.
+"""
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Shifts, in standard deviations, that are looked for. One in between is found nearly as fast."""
+
+FARTHEST = 30.0
+"""Distances count up to this many standard deviations: enough to be refused for good, and finite."""
+
+
+def gathered(before: Tensor | None, outside: Tensor, counts: Tensor) -> Tensor:
+    """(n, K, SIZES) the statistics after a round, from those before it.
+
+    outside: (n, K) how far each worker lies outside of K bounds, in standard deviations; negative inside.
+    counts: (n,) whose upload says anything. The others stay as they were.
+    """
+    sizes = _sizes(outside.dtype, outside.device)
+    outside = outside.nan_to_num(FARTHEST).clamp(-FARTHEST, FARTHEST)
+    steps = outside[..., None] * sizes - sizes.square() / 2
+    before = torch.zeros_like(steps) if before is None else before
+    return torch.where(counts[:, None, None], (before + steps).clamp(min=0.0), before)
+
+
+def largest(evidence: Tensor) -> Tensor:
+    """(n,) the largest statistic of each worker."""
+    return evidence.flatten(1).amax(1)
+
+
+def together(evidence: Tensor) -> Tensor:
+    """(n,) the logarithm of the mean likelihood ratio of each worker's statistics, and at least 0."""
+    every = evidence.flatten(1)
+    return (torch.logsumexp(every, 1) - math.log(every.shape[1])).clamp(min=0.0)
+
+
+@functools.lru_cache(maxsize=8)
+def _sizes(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(SIZES, dtype=dtype, device=device)

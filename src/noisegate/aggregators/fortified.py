@@ -1,0 +1,225 @@
+"""A filter built on what an honest upload is: a short signal plus fresh, independent noise of known scale."""
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from noisegate import checks
+from noisegate.aggregators.evidence import gathered, largest, together
+from noisegate.aggregators.independence import GROUP, dependent, largest_product
+from noisegate.aggregators.noise_tests import honest_lengths, honest_significance, ks_rejects
+from noisegate.aggregators.probes import LEAN, Expected, along_gradient, along_history, least_agreement
+from noisegate.errors import SpecError
+from noisegate.views import Memory, Reason, ServerView, Verdict
+
+TESTS = 4
+"""Length, distribution, evidence, independence: each may refuse a fourth of the honest uploads that all may."""
+
+SPEEDS = (0.3, 0.05, 0.01)
+"""Of the moving averages of past updates: over some 3, 20 and 100 rounds."""
+
+OWN_SPEED = 0.02
+"""Of the moving average of a worker's own past uploads: over some 50 rounds."""
+
+CAUTION = 0.5
+"""An honest worker is looked for at this share of the agreement expected of it, in case that is too high."""
+
+LUCKY = 2.0
+"""Agreement earns trust up to this many deviations above what is expected, so that nobody earns it fast."""
+
+MOST_TRUST = 7.0
+"""Trust is the logarithm of odds, between this and minus this, so that it cannot be hoarded."""
+
+LEAST_WEIGHT = 0.02
+"""Uploads that would weigh less than this share of the heaviest are left out."""
+
+TINY = 1e-30
+"""Stands in for a length of zero."""
+
+ROWS = 16
+"""Workers whose past is worked on at a time on a CPU."""
+
+
+@dataclass(frozen=True)
+class Fortified:
+    """Refuse what no honest worker would send, by tests that add up over the rounds; weigh the rest by earned trust.
+
+    An honest upload is a signal of length at most about 1 plus noise that is fresh, independent of everything, and of
+    known scale. Each of four tests refuses what cannot be that:
+
+    * its length, with the exact bounds for any signal (`honest_lengths`);
+    * the distribution of its coordinates (`ks_rejects`);
+    * evidence over the rounds, from how far it lies along directions fixed before the round: the gradient of the
+      server's examples, moving averages of past updates, and of the worker's own past uploads (`probes`, `evidence`);
+    * independence of the other uploads of the round (`independence`).
+
+    Those that pass are averaged, each with its odds of being honest: the prior odds that the server believes in, times
+    what agreement with the server's examples has earned it so far, over the evidence against it. Trust is earned
+    slowly, up to a limit, and never outweighs a test. No number of workers to keep is needed, and a wrong belief about
+    the share of honest ones is outweighed after a few rounds.
+
+    refused: honest uploads wrongly refused, expected in 1,000. A fourth of it goes to each test.
+    """
+
+    refused: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive(refused=self.refused)
+        if self.refused > 500:
+            raise checks.refuse("refused", self.refused, "is out of 1,000, and must be at most 500")
+
+    @property
+    def tests_noise(self) -> bool:
+        """It takes uploads for Gaussian noise."""
+        return True
+
+    @property
+    def follows_workers(self) -> bool:
+        """It must know a worker again in the next round."""
+        return True
+
+    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+        chance = self.refused / 1000 / TESTS
+        own = _contributions(view)
+        n, d = view.uploads.shape
+
+        # 1. What one upload alone shows: its length, and the distribution of its coordinates.
+        low, high = honest_lengths(d, view.noise_std, view.batch, view.largest, chance)
+        reason = torch.full_like(view.present, Reason.KEPT.value, dtype=torch.int64)
+        if view.noise_std:
+            significance = honest_significance(d, view.noise_std, view.largest, chance)
+            unlike = ks_rejects(view.uploads, view.noise_std, significance, view.memory)
+            reason.masked_fill_(unlike, Reason.DISTRIBUTION.value)
+        reason.masked_fill_((view.norms < low) | (view.norms > high), Reason.NORM.value)
+        reason.masked_fill_(~view.present, Reason.MALFORMED.value)
+        counts = reason == Reason.KEPT.value  # nothing that a huge upload says is added to anything
+
+        # 2. What it shows along directions that were fixed before the round, added up over the rounds.
+        known = Known.of(memory, view)
+        gradient = own.mean(0)
+        length = gradient.norm()
+        leaning = LEAN * (view.largest**2 - own.square().sum(1)).clamp(min=0.0).sqrt().mean().square()
+        agreement = _along(view.uploads, gradient[None])
+        expected = along_gradient(_along(own, gradient[None]), length, view.noise_std, view.batch)
+        own_past, past = _along_past(view, own, known, leaning)
+        outside = [expected.outside(agreement), _outside_ways(view, own, known, leaning), own_past]
+        evidence = gathered(known.evidence, torch.cat(outside, 1), counts)
+        suspect = largest(evidence) > math.log(evidence[0].numel() / chance)
+        reason.masked_fill_(counts & suspect, Reason.EVIDENCE.value)
+
+        # 3. What it shares with other uploads of the round.
+        limit = largest_product(view.noise_std, high, own.square().sum(1).mean(), chance, min(n, GROUP) - 1)
+        lost = dependent(view.uploads, reason == Reason.KEPT.value, limit, view.ties)
+        reason.masked_fill_(lost, Reason.DEPENDENT.value)
+
+        # 4. How much to trust those that are left: the odds that each is honest.
+        hoped = least_agreement(own, view.labels)
+        trusted = _trusted(known.trust, agreement[:, 0], hoped, expected.deviation[0, 0])
+        trust = torch.where(counts, trusted, known.trust)
+        prior = view.believed_honest / (n + 1)
+        score = trust - together(evidence)
+        passed = reason == Reason.KEPT.value
+        odds = torch.sigmoid(score + math.log(prior / (1 - prior))) * passed
+        reason.masked_fill_(passed & (odds < LEAST_WEIGHT * odds.amax()), Reason.SCORE.value)
+        kept = reason == Reason.KEPT.value
+        weights = odds * kept / (odds * kept).sum().clamp(min=TINY)
+        update = weights @ view.uploads
+
+        ways = known.ways + _speeds(known.ways) * (known.step - known.ways)
+        heaviest = torch.stack([weights.amax(), known.heaviest[0]])
+        learned = Known(evidence, trust, ways, update, heaviest, past, counts)
+        return Verdict(update, kept, reason, score, learned._asdict())
+
+
+class Known(NamedTuple):
+    """What the rule remembers of past rounds.
+
+    evidence: (n, bounds, sizes) against each worker. trust: (n,) in each. ways: (SPEEDS, d) moving averages of the
+    updates, up to the last but one; step: (d,) the last. heaviest: (2,) the largest weight of an upload in the last
+    update and the one before. past: (n, d) moving averages of each worker's own uploads up to the last but one, in
+    units of the noise and in half precision, which is more than enough for something that is mostly noise.
+    counted: (n,) whose last upload passed the first tests, and may become part of its past.
+    """
+
+    evidence: Tensor | None
+    trust: Tensor
+    ways: Tensor
+    step: Tensor
+    heaviest: Tensor
+    past: Tensor
+    counted: Tensor
+
+    @classmethod
+    def of(cls, memory: Memory, view: ServerView) -> "Known":
+        """From the rule's memory; nothing at all before the first round."""
+        if memory:
+            return cls(**{name: memory[name] for name in cls._fields})
+        n, d = view.uploads.shape
+        new = view.uploads.new_zeros
+        nobody = torch.zeros_like(view.present)
+        return cls(None, new(n), new(len(SPEEDS), d), new(d), new(2), new(n, d, dtype=torch.float16), nobody)
+
+
+def _contributions(view: ServerView) -> Tensor:
+    """(A, d) what the server's own examples would add to an upload."""
+    if view.contributions is None:
+        raise SpecError("aggregator 'fortified': needs ServerView.contributions, which this server does not have")
+    own: Tensor = view.contributions().nan_to_num(0.0, 0.0, 0.0)
+    return own
+
+
+def _along(rows: Tensor, directions: Tensor) -> Tensor:
+    """(n, K) how far each row lies along each direction; 0 along a direction that is zero."""
+    found: Tensor = rows @ (directions / directions.norm(dim=1, keepdim=True).clamp(min=TINY)).T
+    return found
+
+
+def _outside_ways(view: ServerView, own: Tensor, known: Known, leaning: Tensor) -> Tensor:
+    """(n, bounds) how far the uploads lie outside what is expected along the moving averages of past updates."""
+    part = _speeds(known.ways)[:, 0] * known.heaviest.amax()  # of one worker's upload in the newest part of a way
+    leans = (part * leaning / known.ways.norm(dim=1).clamp(min=TINY)).clamp(max=1.0)
+    expected = along_history(_along(own, known.ways), view.noise_std, view.batch, leans)
+    return expected.outside(_along(view.uploads, known.ways))
+
+
+def _along_past(view: ServerView, own: Tensor, known: Known, leaning: Tensor) -> tuple[Tensor, Tensor]:
+    """(n, bounds) the same along each worker's own past uploads, and these with the last one added: (n, d)."""
+    unit = view.noise_std or 1.0
+    last = torch.zeros_like(view.uploads) if view.last is None else view.last
+    outside, past = [], torch.empty_like(known.past)
+    rows = max(1, view.memory // (16 * own.shape[1])) if own.is_cuda else ROWS
+    for some in torch.arange(len(last)).split(rows):
+        here = slice(int(some[0]), int(some[-1]) + 1)
+        average = known.past[here].to(own.dtype)
+        lengths = average.norm(dim=1).clamp(min=TINY)
+        leans = (OWN_SPEED * leaning / (unit * lengths)).clamp(max=1.0)
+        expected = along_history(own @ average.T / lengths, view.noise_std, view.batch, leans)
+        found = torch.linalg.vecdot(view.uploads[here], average) / lengths
+        outside.append(Expected(*(part.T for part in expected)).outside(found[:, None]))
+        newer = torch.lerp(average, last[here] / unit, OWN_SPEED)
+        past[here] = torch.where(known.counted[here, None], newer, average)
+    return torch.cat(outside), past
+
+
+def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, deviation: Tensor) -> Tensor:
+    """(n,) trust after a round: plus the logarithm of a likelihood ratio, honest against no signal at all.
+
+    hoped: () what an honest worker's agreement should at least be; near the optimum nothing, and nothing is learned.
+    """
+    looked_for = CAUTION * hoped
+    seen = torch.minimum(agreement, hoped + LUCKY * deviation)
+    return (trust + looked_for * (seen - looked_for / 2) / deviation.square()).clamp(-MOST_TRUST, MOST_TRUST)
+
+
+def _speeds(like: Tensor) -> Tensor:
+    return _speeds_on(like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=8)
+def _speeds_on(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(SPEEDS, 1)"""
+    return torch.tensor(SPEEDS, dtype=dtype, device=device)[:, None]

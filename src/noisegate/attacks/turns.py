@@ -1,0 +1,61 @@
+"""Two attacks in turn: what all attacks have in common that change their ways during a run."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from noisegate.attacks.honest import Honest
+from noisegate.views import AdversaryView, Attack, DataView, Knowledge
+
+
+@dataclass(frozen=True)
+class Turns(Honest, ABC):
+    """Base of the attacks that play a harmless part at some times, and another attack at the others."""
+
+    knows: ClassVar[Knowledge] = "omniscient"  # at most: as much as the attack that it hides
+
+    @abstractmethod
+    def attacks(self, progress: float) -> bool:
+        """Whether it attacks when this share of the rounds lies behind."""
+
+    @abstractmethod
+    def part(self, attacking: bool) -> Attack:
+        """Whom it plays: the attack, or somebody harmless."""
+
+    def check(self, honest: int, byzantine: int) -> None:
+        """As both of its parts."""
+        for attacking in (False, True):
+            self.part(attacking).check(honest, byzantine)
+
+    def phase(self, progress: float) -> Hashable:
+        """Which part it plays, and what that makes of the time."""
+        attacking = self.attacks(progress)
+        return attacking, self.part(attacking).phase(progress)
+
+    def needs_own(self, phase: Hashable) -> bool:
+        """As the part that it plays."""
+        part, inner = self._played(phase)
+        return part.needs_own(inner)
+
+    def ascends(self, phase: Hashable) -> bool:
+        """As the part that it plays."""
+        part, inner = self._played(phase)
+        return part.ascends(inner)
+
+    def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
+        """As the part that it plays."""
+        part, inner = self._played(view.phase)
+        return part.poison(x, y, replace(view, phase=inner))
+
+    def forge(self, view: AdversaryView) -> Tensor | None:
+        """As the part that it plays."""
+        part, inner = self._played(view.phase)
+        return part.forge(replace(view, phase=inner))
+
+    def _played(self, phase: Any) -> tuple[Attack, Hashable]:
+        """The part that is played in this phase, and the phase of its own."""
+        attacking, inner = phase
+        return self.part(attacking), inner

@@ -1,0 +1,157 @@
+"""Many runs at a time: in processes of their own on a CPU, side by side on a CUDA device."""
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from types import TracebackType
+
+import torch
+
+from noisegate import checks
+from noisegate.compute import Compute
+from noisegate.errors import SpecError
+from noisegate.lab.launch import Result, run, run_together
+from noisegate.lab.redteam import Outcome
+from noisegate.lab.spec import Spec
+
+ABREAST = 16
+"""Runs that share a CUDA device unless told otherwise."""
+
+
+class Crew:
+    """Runs specs and says what came of each as soon as it is known. A run that breaks breaks no other.
+
+    jobs: how many at a time; None takes a process for each core, or 16 on a CUDA device. On a CPU a run has one thread
+    unless `compute` says otherwise, so that its numbers do not depend on how many run beside it.
+    """
+
+    def __init__(self, compute: Compute, jobs: int | None = None) -> None:
+        if jobs is not None:
+            checks.count(jobs=jobs)
+        self.cuda = compute.resolve().type == "cuda"
+        self.compute = compute if self.cuda else replace(compute, threads=compute.threads or 1)
+        self.jobs = jobs or (ABREAST if self.cuda else max(1, _cores() // (self.compute.threads or 1)))
+        self._hands: dict[Connection, BaseProcess] = {}
+
+    @property
+    def how(self) -> str:
+        """The flags of `noisegate run` that give the numbers of this crew, to the last digit."""
+        flags = "--device cuda" if self.cuda else f"--device cpu --threads {self.compute.threads}"
+        return flags if self.compute.memory is None else f"{flags} --memory {self.compute.memory}"
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Whatever still runs is stopped."""
+        for hand in list(self._hands):
+            self._dismiss(hand)
+
+    def play(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
+        """(which spec, what came of it), in the order in which they end."""
+        if self.cuda:
+            for first in range(0, len(specs), self.jobs):
+                outcomes = side_by_side(specs[first : first + self.jobs], self.compute)
+                yield from enumerate(outcomes, first)
+        elif self.jobs == 1:
+            yield from ((i, alone(spec, self.compute)) for i, spec in enumerate(specs))
+        else:
+            yield from self._share_out(specs)
+
+    def _share_out(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
+        waiting, busy = deque(enumerate(specs)), dict[Connection, int]()
+        while waiting or busy:
+            while waiting and len(busy) < self.jobs:
+                hand = next((hand for hand in self._hands if hand not in busy), None) or self._hire()
+                try:
+                    hand.send(waiting[0][1])
+                except ConnectionError:
+                    self._dismiss(hand)  # it was ended while it waited
+                    continue
+                busy[hand] = waiting.popleft()[0]
+            for ready in wait(list(busy)):
+                hand = next(hand for hand in busy if hand is ready)
+                try:
+                    outcome: Outcome = hand.recv()
+                except (EOFError, ConnectionError):
+                    self._dismiss(hand)
+                    outcome = Outcome("failed", message="its process was ended from outside, as for want of memory")
+                yield busy.pop(hand), outcome
+
+    def _hire(self) -> Connection:
+        ours, theirs = multiprocessing.Pipe()
+        context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
+        process = context.Process(target=_serve, args=(theirs, self.compute), daemon=True)
+        with _deaf():
+            process.start()
+        theirs.close()
+        self._hands[ours] = process
+        return ours
+
+    def _dismiss(self, hand: Connection) -> None:
+        process = self._hands.pop(hand)
+        process.terminate()
+        process.join()
+        hand.close()
+
+
+def alone(spec: Spec, compute: Compute) -> Outcome:
+    """What comes of one run."""
+    try:
+        return _outcome(run(spec, compute=compute))
+    except SpecError as error:
+        return Outcome("skipped", message=str(error))
+    except Exception as error:  # noqa: BLE001  # an attack or a rule may be anyone's; the search goes on without it
+        return Outcome("failed", message=f"{type(error).__name__}: {error}")
+
+
+def side_by_side(specs: Sequence[Spec], compute: Compute) -> list[Outcome]:
+    """What comes of runs that share a device. If one of them breaks, both halves are tried by themselves."""
+    if len(specs) == 1:
+        return [alone(specs[0], compute)]
+    try:
+        return [_outcome(result) for result in run_together(specs, compute=compute)]
+    except Exception:  # noqa: BLE001  # whatever it was, it comes again where it belongs
+        half = len(specs) // 2
+    # Out here the error is gone, and with it the memory of what it broke.
+    return [*side_by_side(specs[:half], compute), *side_by_side(specs[half:], compute)]
+
+
+def _outcome(result: Result) -> Outcome:
+    return Outcome("done", result.accuracy, result.byzantine_selected, result.honest_rejected)
+
+
+def _serve(line: Connection, compute: Compute) -> None:
+    """Run what comes in until nobody asks any more."""
+    torch.set_num_threads(compute.threads or 1)
+    try:
+        while True:
+            line.send(alone(line.recv(), compute))
+    except (EOFError, ConnectionError):
+        return
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """A process started here ignores Ctrl-C, which reaches all processes of a terminal: the first one ends the rest."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

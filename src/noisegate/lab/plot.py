@@ -1,0 +1,60 @@
+"""What a search found as a picture: accuracy against the Byzantine share, in one file that loads nothing."""
+
+from typing import Any
+
+from noisegate.lab.redteam import Findings, Trial
+
+
+def plot(found: Findings) -> str:
+    """HTML. A line for each attack, through its worst case at each share at which it was tried."""
+    from plotly import graph_objects, io  # here, since only a plot needs it
+
+    figure = graph_objects.Figure()
+    for attack, trials in _lines(found).items():
+        figure.add_scatter(
+            x=[trial.spec.byzantine for trial in trials],
+            y=[trial.accuracy for trial in trials],
+            text=[describe(trial) for trial in trials],
+            name=attack,
+            mode="lines+markers",
+            hovertemplate="%{text}<br>share %{x:.0%}, accuracy %{y:.3f}<extra></extra>",
+        )
+    clean = found.reference.accuracy
+    figure.add_hline(y=clean, line_dash="dash", annotation_text=f"Reference Accuracy {clean:.3f}")
+    settings = found.spec.canonical()
+    figure.update_layout(
+        title=f"Worst case found: {part(settings['aggregator'])} on {settings['dataset']}, seed {found.spec.seed}",
+        template="plotly_white",
+        xaxis={"title": "Byzantine share of all workers", "tickformat": ".0%", "range": [0, 1]},
+        yaxis={"title": "accuracy at the last round", "range": [0, 1]},
+        legend={"title": "attack"},
+    )
+    page: str = io.to_html(figure, include_plotlyjs=True, div_id="plot", config={"displaylogo": False})
+    return page
+
+
+def _lines(found: Findings) -> dict[str, list[Trial]]:
+    """By attack, its worst case at each share; the attack that is worst at the spec's own share first."""
+    lines: dict[str, list[Trial]] = {trial.attack: [] for trial in found.worst_by_attack(found.spec.byzantine)}
+    for share in found.shares():
+        for trial in found.worst_by_attack(share):
+            if trial.outcome.status == "done":
+                lines[trial.attack].append(trial)
+    return {attack: trials for attack, trials in lines.items() if trials}
+
+
+def describe(trial: Trial) -> str:
+    """The attack with all settings that are not its defaults, and when it begins."""
+    told = part(trial.spec.canonical()["attack"])
+    if trial.spec.attack_start == 0:
+        return told
+    asleep = ", copying until then" if trial.spec.attack_asleep == "copy" else ""
+    return f"{told} from {trial.spec.attack_start:g}{asleep}"
+
+
+def part(settings: Any) -> str:
+    """A part's name, and in parentheses the settings that were chosen."""
+    if not isinstance(settings, dict):
+        return str(settings)
+    chosen = ", ".join(f"{key} {part(value)}" for key, value in settings.items() if key != "name")
+    return f"{settings['name']} ({chosen})" if chosen else str(settings["name"])
