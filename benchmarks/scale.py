@@ -3,10 +3,12 @@
     python benchmarks/scale.py                   # on a CPU, one thread; writes scale-cpu.csv
     python benchmarks/scale.py --device cuda     # writes scale-cuda.csv
     python benchmarks/scale.py --plot            # draws scale.svg from both files
+    python benchmarks/scale.py --aggregator fortified --workers 200 --parameters 1000120   # prints, writes nothing
 
 Each point is a process of its own, so that its peak memory is its own: the process's on a CPU, the allocator's on CUDA.
-Two-stage under label-flip (everyone computes), momentum on, 20 honest workers, random pictures of 28 x 28 dealt as
-Fashion is. A larger model is a wider layer: 784-h-10. Time is the median round, without the first three.
+Two-stage, unless --aggregator says otherwise, under label-flip (everyone computes), momentum on, 20 honest workers,
+random pictures of 28 x 28 dealt as Fashion is. A larger model is a wider layer: 784-h-10. Time is the median round,
+without the first three.
 
 "MiB of two buffers" is what a round cannot go without: what everyone sent last, and what everyone sends now, n x d
 floats each. "MiB of rounds" is the peak less what was held before the first round, the data and torch itself. A cap
@@ -28,6 +30,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 HONEST = 20
+AGGREGATOR = "two-stage"
+"""What the files are about."""
+
 WORKERS = (50, 200, 1_000, 2_000, 5_000)
 WIDTHS = {25_450: 32, 100_180: 126, 1_000_120: 1_258, 10_000_315: 12_579}
 """Parameters of a 784-h-10 network -> h."""
@@ -100,7 +105,7 @@ def point(workers: int, parameters: int, chosen: argparse.Namespace) -> dict[str
     }
     try:
         with compute.exact():
-            ready = setup("fashion", HONEST, workers - HONEST, compute, module=module)
+            ready = setup("fashion", HONEST, workers - HONEST, compute, aggregator=chosen.aggregator, module=module)
             tidy()
             if cuda:
                 torch.cuda.reset_peak_memory_stats()
@@ -134,6 +139,7 @@ def measured(workers: int, parameters: int, chosen: argparse.Namespace) -> dict[
     if least > free:
         return blank | {"why": f"needs more than {least:,.0f} MiB, {free:,.0f} are free"}
     words = [sys.executable, __file__, "--point", str(workers), str(parameters), "--device", chosen.device]
+    words += ["--aggregator", chosen.aggregator]
     words += ["--threads", str(chosen.threads), *(["--memory", str(chosen.memory)] if chosen.memory else [])]
     done = subprocess.run([*words, *(["--quick"] if chosen.quick else [])], stdout=subprocess.PIPE, text=True)
     if done.returncode < 0:
@@ -163,7 +169,7 @@ def table(chosen: argparse.Namespace) -> None:
     for n, d in dict.fromkeys(sweep):
         rows.append(measured(n, d, chosen))
         print(line(rows[-1]), flush=True)
-    if not chosen.quick:
+    if not chosen.quick and chosen.aggregator == AGGREGATOR:
         with open(chosen.out / f"scale-{chosen.device}.csv", "w", newline="") as out:
             writer = csv.DictWriter(out, FIELDS, restval="", lineterminator="\n")
             writer.writeheader()
@@ -193,6 +199,7 @@ def draw() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--aggregator", default=AGGREGATOR, help="another one is measured and printed, not written")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--memory", type=int, metavar="MIB", help="cap of a round's memory beside the two buffers")
     parser.add_argument("--workers", type=int, nargs="*", default=WORKERS)

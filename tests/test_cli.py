@@ -393,7 +393,7 @@ def test_every_command_and_option_has_a_help_text():
 
 
 def test_help_is_printed(cli):
-    for line in ([], ["run"], ["list"], ["privacy"], ["data"], ["data", "verify"]):
+    for line in ([], ["run"], ["list"], ["privacy"], ["redteam"], ["data"], ["data", "verify"]):
         answer = cli(*line, "--help")
         assert answer.status == 0
         assert "Usage" in answer.out

@@ -28,6 +28,7 @@ REORDERED = 1e-6
 
 # Rules whose update is not the mean of the rows they keep, and attacks that mean to send what is not finite.
 NOT_A_MEAN: set[str] = {
+    "fortified",
     "bulyan",
     "median",
     "trimmed-mean",
@@ -90,12 +91,18 @@ def honest_uploads(seed: int, n: int = N) -> torch.Tensor:
     return 0.3 * signal + NOISE_STD * torch.randn(n, D, generator=rng)
 
 
+TENSORS = ("uploads", "norms", "present", "ties", "labels", "last")
+
+
 def server_view(uploads, seed: int = 0, believed: int = BELIEVED) -> ServerView:
+    """What everyone sent last is made of what they send now, so that it goes with them if they change places."""
     n = len(uploads)
     rows, norms, present = receive(uploads, n, D, LIKE)
     gradients = torch.randn(20, D, generator=stream(seed, "auxiliary"))
     ties = torch.randperm(n, generator=stream(seed, "ties"))
-    return ServerView(rows, norms, present, NOISE_STD, believed, mean_of(gradients), ties)
+    own = torch.nn.functional.normalize(gradients, dim=1) / 2
+    known = {"contributions": lambda: own, "labels": torch.arange(20) // 2, "last": rows.roll(D // 3, 1)}
+    return ServerView(rows, norms, present, NOISE_STD, believed, mean_of(gradients), ties, **known)
 
 
 def mean_of(gradients: torch.Tensor):
@@ -104,9 +111,13 @@ def mean_of(gradients: torch.Tensor):
 
 
 def copy_of(view: ServerView) -> ServerView:
-    plain, scaled = view.auxiliary(False), view.auxiliary(True)
-    tensors = {name: getattr(view, name).clone() for name in ("uploads", "norms", "present", "ties")}
-    return replace(view, auxiliary=lambda normalized: (scaled if normalized else plain).clone(), **tensors)
+    plain, scaled, own = view.auxiliary(False), view.auxiliary(True), view.contributions().clone()
+    tensors = {name: getattr(view, name).clone() for name in TENSORS}
+    answers = {
+        "auxiliary": lambda normalized: (scaled if normalized else plain).clone(),
+        "contributions": own.clone,
+    }
+    return replace(view, **answers, **tensors)
 
 
 def same(left: Verdict, right: Verdict) -> bool:
@@ -185,8 +196,9 @@ def test_rules_leave_their_inputs_alone(rule):
         view = server_view(honest_uploads(seed), seed)
         before, kept_memory = copy_of(view), {key: value.clone() for key, value in memory.items()}
         verdict = rule(view, memory)
-        for name in ("uploads", "norms", "present", "ties"):
+        for name in TENSORS:
             assert torch.equal(getattr(view, name), getattr(before, name)), name
+        assert torch.equal(view.contributions(), before.contributions())
         for normalized in (False, True):
             assert torch.equal(view.auxiliary(normalized), before.auxiliary(normalized))
         assert memory.keys() == kept_memory.keys()

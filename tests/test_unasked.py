@@ -22,6 +22,7 @@ from test_conformance import (
     LIARS,
     NOISE_STD,
     RULES,
+    TENSORS,
     adversary_view,
     honest_uploads,
     mean_of,
@@ -64,8 +65,9 @@ def test_a_rule_does_not_ask_and_decides_the_same(name, malformed):
         if malformed:
             uploads[1], uploads[6] = torch.nan, torch.inf
         view = server_view(uploads, seed)
-        there = {each: on_device(getattr(view, each)) for each in ("uploads", "norms", "present", "ties")}
+        there = {each: on_device(getattr(view, each)) for each in TENSORS}
         there["auxiliary"] = lambda normalized, view=view: on_device(view.auxiliary(normalized))
+        there["contributions"] = lambda view=view: on_device(view.contributions())
         plain = rule(view, memory)
         if name in LOOKS:
             verdict = rule(replace(view, **there), told)

@@ -17,11 +17,12 @@ from noisegate.workers import (
     Normalized,
     closed_form,
     contributions,
+    contributions_of,
     per_example_gradients,
     rounded_sensitivity,
 )
 from noisegate.workers.closed_form import ClosedForm
-from oracles import clipped, normalized
+from oracles import clipped, gradient_of_one, normalized
 from oracles import sums as oracle_sums
 
 FLOAT32 = 1e-5
@@ -77,6 +78,58 @@ def test_direct_sums_are_those_of_the_loop(name, momentum, chunk):
         wanted = oracle_sums(scale, momentum, MODULES[name][0], params, x, y, owner, last)
         assert torch.linalg.vector_norm(found - wanted) <= FLOAT32 * 6
         assert not found[1].any()
+
+
+# What the server expects of its own examples in a worker's hands.
+
+
+def own_examples(name: str, count: int = 5):
+    """(module, model, params, x, y)"""
+    (model, shape), rng = MODELS[name], stream(6, "own")
+    x, y = torch.randn(count, *shape, generator=rng), torch.randint(0, 3, (count,), generator=rng)
+    return MODULES[name][0], model, model.initial(), x, y
+
+
+@pytest.mark.parametrize("way", [ClosedForm.of, Direct], ids=WAYS)
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("momentum", [0.0, 0.1, 0.9])
+def test_contributions_of_own_examples_are_those_of_the_loop(way, name, momentum):
+    """With noise at right angles to the gradient as the last upload, and without the part of it."""
+    module, model, params, x, y = own_examples(name)
+    s = 0.3
+    for worker, scale in ((Normalized(momentum), normalized), (Clipped(0.4, momentum), clipped(0.4))):
+        found = contributions_of(way(model), params, x, y, worker, s)
+        assert found.shape == (5, model.d)
+        for j in range(5):
+            mix = torch.zeros(model.d + 1, dtype=torch.float64)  # one more dimension, for what is at right angles
+            mix[:-1] = (1 - momentum) * gradient_of_one(module, params, x[j], y[j])
+            mix[-1] = momentum * s * math.sqrt(model.d)
+            assert torch.linalg.vector_norm(found[j] - scale(mix)[:-1]) <= FLOAT32
+
+
+@pytest.mark.parametrize("worker", [Normalized(0.3), Clipped(0.4, 0.3)], ids=str)
+def test_contributions_of_own_examples_are_what_they_add_on_average(worker):
+    """4,000 last uploads of noise. Their mean is off by at most 1 / sqrt(4000) (twice that is allowed for), and since
+    their length and their part along the gradient vary, by one in d more.
+    """
+    _, model, params, x, y = own_examples("image", 1)
+    s, draws = 0.1, 4000
+    last = s * torch.randn(draws, model.d, generator=stream(7, "last"))
+    g = per_example_gradients(model, params, x, y)
+    added = contributions(worker, g.expand(draws, -1), last)
+    found = contributions_of(Direct(model), params, x, y, worker, s)[0]
+    off = torch.linalg.vector_norm(added.mean(0) - found)
+    assert off <= worker.sensitivity * (2 / draws**0.5 + 1 / model.d)
+    assert off < 0.1 * torch.linalg.vector_norm(found)
+
+
+def test_an_own_example_without_a_finite_gradient_contributes_nothing():
+    _, model, params, x, y = own_examples("plain")
+    x[2] = math.nan
+    for way in (ClosedForm.of(model), Direct(model)):
+        found = contributions_of(way, params, x, y, Normalized(), 0.1)
+        assert not found[2].any()
+        assert found[[0, 1, 3, 4]].any(1).all()
 
 
 # The tables in the docstrings, row by row.

@@ -7,9 +7,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from noisegate import checks
-from noisegate.aggregators.evidence import gathered, largest, together
+from noisegate.aggregators.evidence import SIZES, gathered, largest, together
 from noisegate.aggregators.independence import GROUP, dependent, largest_product
 from noisegate.aggregators.noise_tests import honest_lengths, honest_significance, ks_rejects
 from noisegate.aggregators.probes import LEAN, Expected, along_gradient, along_history, least_agreement
@@ -24,6 +25,9 @@ SPEEDS = (0.3, 0.05, 0.01)
 
 OWN_SPEED = 0.02
 """Of the moving average of a worker's own past uploads: over some 50 rounds."""
+
+PROBES = 1 + len(SPEEDS) + 2
+"""The server's gradient, the moving averages, the rift between workers, and a worker's own past."""
 
 CAUTION = 0.5
 """An honest worker is looked for at this share of the agreement expected of it, in case that is too high."""
@@ -41,7 +45,7 @@ TINY = 1e-30
 """Stands in for a length of zero."""
 
 ROWS = 16
-"""Workers whose past is worked on at a time on a CPU."""
+"""Workers whose past is worked on at a time on a CPU, at most: more leave its caches."""
 
 
 @dataclass(frozen=True)
@@ -100,28 +104,35 @@ class Fortified:
 
         # 2. What it shows along directions that were fixed before the round, added up over the rounds.
         known = Known.of(memory, view)
-        gradient = own.mean(0)
-        length = gradient.norm()
-        leaning = LEAN * (view.largest**2 - own.square().sum(1)).clamp(min=0.0).sqrt().mean().square()
-        agreement = _along(view.uploads, gradient[None])
-        expected = along_gradient(_along(own, gradient[None]), length, view.noise_std, view.batch)
-        own_past, past = _along_past(view, own, known, leaning)
-        outside = [expected.outside(agreement), _outside_ways(view, own, known, leaning), own_past]
+        limit = math.log(2 * PROBES * len(SIZES) / chance)
+        squares = torch.linalg.vector_norm(own, dim=1).square()
+        leaning = LEAN * (view.largest**2 - squares).clamp(min=0.0).sqrt().mean().square()
+        # All directions at once: to read the uploads is what takes time.
+        directions = torch.cat([own.mean(0)[None], known.ways, known.rift[None]])
+        lengths = directions.norm(dim=1)
+        directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
+        found, of_own = view.uploads @ directions.T, own @ directions.T
+        agreement = found[:, :1]
+        expected = along_gradient(of_own[:, :1], lengths[0], view.noise_std, view.batch)
+        along_ways = _along_ways(view, of_own[:, 1:], lengths[1:-1], known, leaning)
+        own_past, past, rift = _along_past(view, own, known, leaning, limit)
+        outside = [expected.outside(agreement), along_ways.outside(found[:, 1:]), own_past]
         evidence = gathered(known.evidence, torch.cat(outside, 1), counts)
-        suspect = largest(evidence) > math.log(evidence[0].numel() / chance)
-        reason.masked_fill_(counts & suspect, Reason.EVIDENCE.value)
+        reason.masked_fill_(counts & (largest(evidence) > limit), Reason.EVIDENCE.value)
 
-        # 3. What it shares with other uploads of the round.
-        limit = largest_product(view.noise_std, high, own.square().sum(1).mean(), chance, min(n, GROUP) - 1)
-        lost = dependent(view.uploads, reason == Reason.KEPT.value, limit, view.ties)
-        reason.masked_fill_(lost, Reason.DEPENDENT.value)
-
-        # 4. How much to trust those that are left: the odds that each is honest.
+        # 3. How much to trust it: the logarithm of the odds, but for the prior ones, that it is honest.
         hoped = least_agreement(own, view.labels)
         trusted = _trusted(known.trust, agreement[:, 0], hoped, expected.deviation[0, 0])
         trust = torch.where(counts, trusted, known.trust)
-        prior = view.believed_honest / (n + 1)
         score = trust - together(evidence)
+
+        # 4. What it shares with other uploads of the round.
+        shared = largest_product(view.noise_std, high, squares.mean(), chance, min(n, GROUP) - 1)
+        lost = dependent(view.uploads, reason == Reason.KEPT.value, shared, score, view.ties)
+        reason.masked_fill_(lost, Reason.DEPENDENT.value)
+
+        # 5. The mean of those that are left, each with its odds.
+        prior = view.believed_honest / (n + 1)
         passed = reason == Reason.KEPT.value
         odds = torch.sigmoid(score + math.log(prior / (1 - prior))) * passed
         reason.masked_fill_(passed & (odds < LEAST_WEIGHT * odds.amax()), Reason.SCORE.value)
@@ -131,7 +142,7 @@ class Fortified:
 
         ways = known.ways + _speeds(known.ways) * (known.step - known.ways)
         heaviest = torch.stack([weights.amax(), known.heaviest[0]])
-        learned = Known(evidence, trust, ways, update, heaviest, past, counts)
+        learned = Known(evidence, trust, ways, update, heaviest, past, rift, counts)
         return Verdict(update, kept, reason, score, learned._asdict())
 
 
@@ -142,6 +153,7 @@ class Known(NamedTuple):
     updates, up to the last but one; step: (d,) the last. heaviest: (2,) the largest weight of an upload in the last
     update and the one before. past: (n, d) moving averages of each worker's own uploads up to the last but one, in
     units of the noise and in half precision, which is more than enough for something that is mostly noise.
+    rift: (d,) the direction in which the pasts of those who are not suspected differ most, as far as found.
     counted: (n,) whose last upload passed the first tests, and may become part of its past.
     """
 
@@ -151,6 +163,7 @@ class Known(NamedTuple):
     step: Tensor
     heaviest: Tensor
     past: Tensor
+    rift: Tensor
     counted: Tensor
 
     @classmethod
@@ -161,48 +174,65 @@ class Known(NamedTuple):
         n, d = view.uploads.shape
         new = view.uploads.new_zeros
         nobody = torch.zeros_like(view.present)
-        return cls(None, new(n), new(len(SPEEDS), d), new(d), new(2), new(n, d, dtype=torch.float16), nobody)
+        return cls(None, new(n), new(len(SPEEDS), d), new(d), new(2), new(n, d, dtype=torch.float16), new(d), nobody)
 
 
 def _contributions(view: ServerView) -> Tensor:
     """(A, d) what the server's own examples would add to an upload."""
     if view.contributions is None:
         raise SpecError("aggregator 'fortified': needs ServerView.contributions, which this server does not have")
-    own: Tensor = view.contributions().nan_to_num(0.0, 0.0, 0.0)
-    return own
+    own = view.contributions()
+    if not own.is_cuda and bool(own.norm() < torch.inf):  # nothing to replace, and a copy takes time
+        return own
+    return own.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _along(rows: Tensor, directions: Tensor) -> Tensor:
-    """(n, K) how far each row lies along each direction; 0 along a direction that is zero."""
-    found: Tensor = rows @ (directions / directions.norm(dim=1, keepdim=True).clamp(min=TINY)).T
-    return found
+def _along_ways(view: ServerView, own: Tensor, lengths: Tensor, known: Known, leaning: Tensor) -> Expected:
+    """What is expected along the averages of past updates and the rift: own (A, SPEEDS + 1) are the examples there.
 
-
-def _outside_ways(view: ServerView, own: Tensor, known: Known, leaning: Tensor) -> Tensor:
-    """(n, bounds) how far the uploads lie outside what is expected along the moving averages of past updates."""
+    lengths: (SPEEDS,) of these averages.
+    """
     part = _speeds(known.ways)[:, 0] * known.heaviest.amax()  # of one worker's upload in the newest part of a way
-    leans = (part * leaning / known.ways.norm(dim=1).clamp(min=TINY)).clamp(max=1.0)
-    expected = along_history(_along(own, known.ways), view.noise_std, view.batch, leans)
-    return expected.outside(_along(view.uploads, known.ways))
+    leans = (part * leaning / lengths.clamp(min=TINY)).clamp(max=1.0)
+    leans = functional.pad(leans, (0, 1))  # the rift is older than anything that is still leaned on
+    return along_history(own, view.noise_std, view.batch, leans)
 
 
-def _along_past(view: ServerView, own: Tensor, known: Known, leaning: Tensor) -> tuple[Tensor, Tensor]:
-    """(n, bounds) the same along each worker's own past uploads, and these with the last one added: (n, d)."""
-    unit = view.noise_std or 1.0
-    last = torch.zeros_like(view.uploads) if view.last is None else view.last
-    outside, past = [], torch.empty_like(known.past)
-    rows = max(1, view.memory // (16 * own.shape[1])) if own.is_cuda else ROWS
-    for some in torch.arange(len(last)).split(rows):
-        here = slice(int(some[0]), int(some[-1]) + 1)
+def _along_past(
+    view: ServerView, own: Tensor, known: Known, leaning: Tensor, limit: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(n, bounds) the same along each worker's own past, (n, d) their pasts with their last uploads, (d,) the rift.
+
+    The rift is the first principal component of the pasts, by one step of power iteration a round: pasts change more
+    slowly than it converges. Where liars push and honest workers push back, no average shows either, but their
+    difference does.
+    """
+    n, unit = len(view.uploads), view.noise_std or 1.0
+    clear = known.counted if known.evidence is None else known.counted & (largest(known.evidence) <= limit)
+    aim = torch.where(known.rift.any(), known.rift, own.mean(0))
+    sums, loads = own.new_zeros(2, own.shape[1]), torch.stack([own.new_zeros(n), clear.to(own.dtype)])
+    found, lengths, of_own = own.new_empty(n), own.new_empty(n), own.new_empty(len(own), n)
+    past, speed = torch.empty_like(known.past), OWN_SPEED * known.counted[:, None].to(own.dtype)
+    rows = max(1, view.memory // (16 * own.shape[1]))
+    rows = rows if own.is_cuda else min(rows, ROWS)
+    for first in range(0, n, rows):
+        here = slice(first, first + rows)
         average = known.past[here].to(own.dtype)
-        lengths = average.norm(dim=1).clamp(min=TINY)
-        leans = (OWN_SPEED * leaning / (unit * lengths)).clamp(max=1.0)
-        expected = along_history(own @ average.T / lengths, view.noise_std, view.batch, leans)
-        found = torch.linalg.vecdot(view.uploads[here], average) / lengths
-        outside.append(Expected(*(part.T for part in expected)).outside(found[:, None]))
-        newer = torch.lerp(average, last[here] / unit, OWN_SPEED)
-        past[here] = torch.where(known.counted[here, None], newer, average)
-    return torch.cat(outside), past
+        found[here] = torch.linalg.vecdot(view.uploads[here], average)
+        lengths[here] = average.norm(dim=1)
+        of_own[:, here] = own @ average.T
+        loads[0, here] = average @ aim * loads[1, here]
+        sums.addmm_(loads[:, here], average)
+        if view.last is not None:  # in place, since fresh memory is slow; a speed of 0 leaves an average as it was
+            average.mul_(1 - speed[here]).addcmul_(view.last[here], speed[here] / unit)
+        past[here] = average
+    lengths.clamp_(min=TINY)
+    leans = (OWN_SPEED * leaning / (unit * lengths)).clamp(max=1.0)
+    expected = along_history(of_own / lengths, view.noise_std, view.batch, leans)
+    outside = Expected(*(part.T for part in expected)).outside((found / lengths)[:, None])
+    middle = loads[0].sum() / clear.sum().clamp(min=1)
+    rift = sums[0] - middle * sums[1]
+    return outside, past, rift / rift.norm().clamp(min=TINY)
 
 
 def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, deviation: Tensor) -> Tensor:

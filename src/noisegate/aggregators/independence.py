@@ -3,12 +3,22 @@
 Honest uploads have independent noise, so all that two of them can share is their signals.
 """
 
+import functools
+
 import torch
 from scipy import stats
 from torch import Tensor
 
+from noisegate.vectors import counting
+
 GROUP = 512
 """Workers that are compared with one another. More are split at random, so that time and memory stay linear in them."""
+
+STEP = 2.0
+"""Less of a difference in the logarithm of trust is none."""
+
+FEW = 64
+"""Uploads of which all products are made at once: fewer are no faster in parts."""
 
 TURNS = 4
 """Times that conflicts are settled. Nearly always the first settles all; what is left then is left out."""
@@ -22,41 +32,46 @@ def largest_product(noise_std: float, longest: float, signals: Tensor, chance: f
     Given the one upload u, the noise of the other adds a normal variable of deviation s |u|; the signal of the other,
     in its product with the noise in u, one of at most s times that signal's length.
     """
-    width = noise_std * float(stats.norm.isf(chance / (4 * max(1, peers))))
+    width = noise_std * _deviations(chance / (4 * max(1, peers)))
     return signals + width * (longest + signals.sqrt())
 
 
-def dependent(uploads: Tensor, among: Tensor, limit: Tensor, ties: Tensor) -> Tensor:
+@functools.lru_cache(maxsize=64)
+def _deviations(chance: float) -> float:
+    """How many standard deviations a normal variable exceeds with this chance."""
+    return float(stats.norm.isf(chance))
+
+
+def dependent(uploads: Tensor, among: Tensor, limit: Tensor, trust: Tensor, ties: Tensor) -> Tensor:
     """(n,) whom to leave out so that no two of the rest have an inner product beyond `limit`, of those in `among`.
 
-    Of workers who all conflict with one another, as copies do, the one stays that the others lean on most: whoever is
-    imitated agrees more with the imitators than they do among themselves. In general those with the fewest conflicts
-    stay first, so that a single upload made of many others' goes rather than they. Equal ones are ranked by `ties`.
+    Who leans on whom cannot be seen: the more trusted of two stays, `trust` (n,) counting in steps of STEP. Among
+    equals, who conflicts with fewest stays first, so that one upload made of many others' goes rather than they. Of
+    copies, who all conflict with one another, the one stays that the others lean on most: whoever is imitated agrees
+    more with the imitators than they do among themselves. What is equal even then is ranked by `ties`.
     """
     out = torch.zeros_like(among)
-    for members in ties.split(GROUP):
-        here = uploads if len(members) == len(uploads) else uploads[members]
-        order = members if len(members) == len(uploads) else None
-        lost = _settled(here, among if order is not None else among[members], limit, order)
-        if order is not None:
-            return lost
-        out[members] = lost
+    for members in ties.split(GROUP):  # in the random order, so that it decides where nothing else does
+        if len(members) == len(uploads):
+            products = _products(uploads)[members][:, members]  # sooner sorted than the uploads
+        else:
+            products = _products(uploads[members])
+        out[members] = _settled(products, among[members], limit, trust[members])
     return out
 
 
-def _settled(uploads: Tensor, among: Tensor, limit: Tensor, order: Tensor | None) -> Tensor:
-    """`dependent` within one group; order: (n,) the random order, if the rows are not in it already."""
-    products = torch.where(among[:, None] & among[None, :], uploads @ uploads.T, 0.0).nan_to_num(torch.inf).abs()
+def _settled(products: Tensor, among: Tensor, limit: Tensor, trust: Tensor) -> Tensor:
+    """`dependent` within one group, whose rows are in the order that decides between equals, from inner products."""
+    products = torch.where(among[:, None] & among[None, :], products, 0.0).nan_to_num(torch.inf).abs()
     conflict = (products > limit).fill_diagonal_(False)
     conflict = conflict | conflict.T  # a product may be rounded differently on the other side
-    if not uploads.is_cuda and not bool(conflict.any()):
+    if not conflict.is_cuda and not bool(conflict.any()):
         return torch.zeros_like(among)
-    degree = conflict.sum(1)
     leaning = torch.where(conflict, products, 0.0).sum(1)
-    order = torch.arange(len(among), device=among.device) if order is None else order
-    order = order[torch.argsort(leaning[order], descending=True, stable=True)]
-    order = order[torch.argsort(degree[order], stable=True)]
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    order = torch.argsort(leaning, descending=True, stable=True)
+    order = order[torch.argsort(conflict.sum(1)[order], stable=True)]
+    order = order[torch.argsort((trust / STEP).round()[order], descending=True, stable=True)]
+    place = torch.empty_like(order).scatter_(0, order, counting(len(order), order.device))
     out = torch.zeros_like(among)
     for _ in range(TURNS):
         rivals = torch.where(conflict, place[None, :], len(place)).amin(1)
@@ -64,3 +79,15 @@ def _settled(uploads: Tensor, among: Tensor, limit: Tensor, order: Tensor | None
         out = out | lost
         conflict = conflict & ~lost[:, None] & ~lost[None, :]
     return out | conflict.any(1)
+
+
+def _products(uploads: Tensor) -> Tensor:
+    """(n, n) the inner products. Of many uploads those of one half with the other are made once, not twice."""
+    half = len(uploads) // 2
+    if half < FEW:
+        return uploads @ uploads.T
+    products = uploads.new_empty(len(uploads), len(uploads))
+    torch.mm(uploads[:half], uploads[:half].T, out=products[:half, :half])
+    torch.mm(uploads[half:], uploads.T, out=products[half:])
+    products[:half, half:] = products[half:, :half].T
+    return products

@@ -89,7 +89,7 @@ def least_agreement(own: Tensor, labels: Tensor | None) -> Tensor:
         same = labels[:, None] == labels[None, :]
         within, between = _mean_over(products, same & others), _mean_over(products, ~same)
         fresh = between + (within - between) / same.sum(1).reciprocal().sum()
-    error = (own @ mean / length).std() / len(own) ** 0.5
+    error = (products.mean(1) / length).std() / len(own) ** 0.5  # the mean of the products is that with the mean
     least: Tensor = (fresh / length - error).clamp(min=0.0)
     return least
 

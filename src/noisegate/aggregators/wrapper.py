@@ -43,6 +43,11 @@ class Wrapper(Robust):
 
     def check(self, workers: int, f: int | None = None) -> None:
         """As for every rule, and of the inner one too; they may not contradict each other."""
+        if getattr(self.rule, "follows_workers", False):
+            raise SpecError(
+                f"rule = {type(self.rule).__name__}: follows each worker over the rounds, which mixed uploads hide; "
+                "use it alone"
+            )
         f = self.chosen() if f is None else f
         if isinstance(self.rule, Robust):
             inner, rows = self.rule.chosen(), self.rows(workers)

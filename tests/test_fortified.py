@@ -1,0 +1,1004 @@
+"""The fortified filter: what it promises honest workers, what it leaves to liars, and its parts by slow oracles."""
+
+import io
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import mean
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from noisegate import Compute, Spec, SpecError, reference, run
+from noisegate.aggregators import Fortified, evidence, fortified, independence
+from noisegate.aggregators.noise_tests import honest_lengths, honest_significance, ks_rejects, ks_threshold
+from noisegate.aggregators.probes import CERTAINTY, Expected, along_gradient, along_history, least_agreement
+from noisegate.lab.setup import prepare
+from noisegate.simulate import accuracy, first_state, play
+from noisegate.streams import stream
+from noisegate.views import TESTS, Reason, ServerView, Verdict, receive
+from noisegate.workers import contributions_of
+from test_resume import contents, stop_after
+
+PROPERTY = settings(max_examples=150, deadline=None, derandomize=True)
+
+SURE = 4.0
+"""Standard errors that a Monte Carlo estimate may be off: one in 30,000, and seeds are fixed."""
+
+
+def at_most(found: int, draws: int, chance: float) -> bool:
+    """Whether so many hits in so many draws are no sign of a chance above this one."""
+    return found <= draws * chance + SURE * math.sqrt(draws * chance)
+
+
+def normal(*shape: int, seed: int = 1, name: str = "normal") -> torch.Tensor:
+    return torch.randn(*shape, generator=stream(seed, name))
+
+
+# --- lengths -------------------------------------------------------------------------------------------------------
+
+NODES = np.linspace(-9, 9, 1001)
+"""Of the integral over a standard normal variable, by the trapezoidal rule, which is exact to 1e-9 for it."""
+
+
+def shares_outside(low: float, high: float, d: int, s: float, signal: float) -> tuple[float, float]:
+    """The chances that a signal of this length and noise in d coordinates are shorter than `low`, longer than `high`.
+
+    The noise along the signal is integrated over, and the rest of it is chi-square: nothing noncentral.
+    """
+    if d == 1:
+        inside = stats.norm.cdf([low / s, high / s], signal / s) - stats.norm.cdf([-low / s, -high / s], signal / s)
+        return float(inside[0]), float(1 - inside[1])
+    rest = [(bound / s) ** 2 - (NODES + signal / s) ** 2 for bound in (low, high)]
+    weights = stats.norm.pdf(NODES) / stats.norm.pdf(NODES).sum()
+    return float(weights @ stats.chi2.cdf(rest[0], d - 1)), float(weights @ stats.chi2.sf(rest[1], d - 1))
+
+
+LENGTHS = [(1, 0.3, 16, 1.0), (40, 0.3, 1, 1.0), (40, 0.05, 16, 1.0), (2410, 0.15, 16, 3.0)]
+LENGTHS += [(25450, 0.05, 16, 1.0), (25450, 0.01, 64, 1.0), (10**7, 0.05, 16, 1.0)]
+
+
+@pytest.mark.parametrize(("d", "s", "batch", "largest"), LENGTHS)
+@pytest.mark.parametrize("chance", [0.05, 2.5e-4])
+def test_lengths_refuse_at_most_the_chance_and_in_the_worst_case_just_that(d, s, batch, largest, chance):
+    low, high = honest_lengths(d, s, batch, largest, chance)
+    sizes = np.arange(batch + 12 * math.isqrt(batch) + 30)
+    weights = stats.poisson.pmf(sizes, batch)
+    sides = {}
+    for share in (0.0, 0.3, 0.8, 1.0):  # of the longest signal that so many examples allow
+        found = np.array([shares_outside(low, high, d, s, share * size * largest / batch) for size in sizes])
+        below, above = weights @ found
+        assert below <= chance / 2 * (1 + 1e-4)
+        assert above <= chance / 2 * (1 + 1e-4)
+        sides[share] = below, above
+    assert sides[0.0][0] == pytest.approx(chance / 2, rel=1e-4), "without a signal the lower bound is exact"
+    assert sides[1.0][1] == pytest.approx(chance / 2, rel=1e-3), "with the longest the upper one is"
+
+
+def test_lengths_by_simulation():
+    d, s, batch, chance, draws = 40, 0.3, 4, 0.1, 100_000
+    low, high = honest_lengths(d, s, batch, 1.0, chance)
+    rng = np.random.default_rng(1)
+    uploads = s * rng.standard_normal((draws, d))
+    without = np.linalg.norm(uploads, axis=1)
+    uploads[:, 0] += rng.poisson(batch, draws) / batch
+    longest = np.linalg.norm(uploads, axis=1)
+    margin = SURE * math.sqrt(draws * chance / 2)
+    assert abs((without < low).sum() - draws * chance / 2) <= margin
+    assert abs((longest > high).sum() - draws * chance / 2) <= margin
+    assert at_most(int(((longest < low) | (longest > high)).sum()), draws, chance)
+
+
+@pytest.mark.parametrize(("batch", "chance"), [(1, 0.05), (16, 2.5e-4), (16, 0.05), (400, 1e-3)])
+def test_without_noise_a_length_is_that_of_the_signal(batch, chance):
+    low, high = honest_lengths(1000, 0.0, batch, 3.0, chance)
+    size = round(high * batch / 3.0)
+    assert (low, high) == (0.0, pytest.approx(size * 3.0 / batch))
+    assert stats.poisson.sf(size, batch) <= chance / 2 < stats.poisson.sf(size - 1, batch)
+
+
+# --- the distribution of coordinates -------------------------------------------------------------------------------
+
+TILT = 0.1
+
+
+def signals_of(d: int, length: float) -> dict[str, torch.Tensor]:
+    """(d,) each of this length, with a mean coordinate of at most the share TILT of length / sqrt(d)."""
+    even = torch.ones(d) / d**0.5
+    signs = torch.ones(d)
+    signs[::2] = -1
+    gradual = torch.linspace(-1, 1, d)
+    spike = functional.one_hot(torch.tensor(d // 2), d).float()
+    spike[d // 3] = -1
+    kinds = {"signs": signs, "gradual": gradual, "spikes": spike}
+    across = {name: functional.normalize(kind - kind.mean(), dim=0) for name, kind in kinds.items()}
+    tilted = {f"tilted {name}": TILT * even + (1 - TILT**2) ** 0.5 * kind for name, kind in across.items()}
+    return {name: length * signal for name, signal in (across | tilted).items()}
+
+
+@pytest.mark.parametrize(("d", "s"), [(500, 0.15), (1600, 0.15)])
+def test_the_distribution_test_refuses_noise_with_a_signal_at_most_at_the_chance(d, s):
+    chance, rows, refused = 0.05, 2000, {}
+    significance = honest_significance(d, s, 1.0, chance, TILT)
+    noise = s * normal(rows, d)
+    for name, signal in signals_of(d, 1.0).items():
+        assert float(signal.norm()) == pytest.approx(1.0, rel=1e-5)
+        assert float(signal.mean()) <= TILT / d**0.5 * (1 + 1e-5)
+        found = int(ks_rejects(noise + signal, s, significance).sum())
+        assert at_most(found, rows, chance), name
+        refused[name] = int(ks_rejects(noise + signal, s, chance).sum())
+    assert max(refused.values()) > rows * chance + SURE * math.sqrt(rows * chance), "the room it leaves is needed"
+
+
+def test_the_room_for_a_signal_covers_what_it_moves():
+    """The expected share of coordinates below each point, in float64, against that of noise alone."""
+    points = np.linspace(-5, 5, 201)
+    for d, s in ((500, 0.15), (1600, 0.05)):
+        room = ks_threshold(d, honest_significance(d, s, 1.0, 0.01, TILT)) - ks_threshold(d, 0.01)
+        moved = []
+        for signal in signals_of(d, 1.0).values():
+            below = stats.norm.cdf(points[:, None] - signal.double().numpy()[None] / s).mean(1)
+            moved.append(np.abs(below - stats.norm.cdf(points)).max())
+        assert room / 3 <= max(moved) <= room
+
+
+@pytest.mark.parametrize("chance", [0.05, 2.5e-4])
+@pytest.mark.parametrize(
+    ("d", "s"), [(40, 0.3), (2410, 0.15), (2410, 0.02), (25450, 0.05), (25450, 0.02), (10**7, 0.02)]
+)
+def test_the_threshold_is_that_of_noise_alone_and_the_room_for_a_signal(d, s, chance):
+    signal = 1 / (s * math.sqrt(d))
+    wanted = ks_threshold(d, chance) + TILT * signal / math.sqrt(2 * math.pi) + 0.121 * signal**2
+    assert ks_threshold(d, honest_significance(d, s, 1.0, chance, TILT)) == pytest.approx(wanted, rel=1e-3)
+
+
+# --- evidence ------------------------------------------------------------------------------------------------------
+
+
+def after(rounds: torch.Tensor) -> torch.Tensor:
+    """The statistics after (T, n, K) rounds that all count."""
+    found, everyone = None, torch.ones(rounds.shape[1], dtype=torch.bool)
+    for outside in rounds:
+        found = evidence.gathered(found, outside, everyone)
+    return found
+
+
+def test_evidence_is_what_a_loop_gathers():
+    rounds, counts = 3 * normal(20, 6, 4), torch.rand(20, 6, generator=stream(1, "counts")) < 0.7
+    found = None
+    wanted = np.zeros((6, 4, len(evidence.SIZES)))
+    for outside, counted in zip(rounds, counts, strict=True):
+        found = evidence.gathered(found, outside, counted)
+        for i, j, m in np.ndindex(wanted.shape):
+            k = evidence.SIZES[m]
+            if counted[i]:
+                wanted[i, j, m] = max(0.0, wanted[i, j, m] + k * float(outside[i, j]) - k * k / 2)
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-4)
+    assert (found >= 0).all()
+    for i in range(6):
+        every = wanted[i].flatten()
+        assert float(evidence.largest(found)[i]) == pytest.approx(every.max(), abs=1e-4)
+        ratio = sum(math.exp(each) for each in every) / len(every)
+        assert float(evidence.together(found)[i]) == pytest.approx(max(0.0, math.log(ratio)), abs=1e-4)
+
+
+def test_honest_evidence_passes_h_with_a_chance_of_at_most_exp_minus_h():
+    """In every round; rounds 1, 5 and 50 are looked at."""
+    workers = 20_000
+    for rounds in (1, 5, 50):
+        found = after(normal(rounds, workers, 1, name=f"evidence {rounds}"))
+        for h in (1.0, 2.0, 4.0):
+            for each in range(len(evidence.SIZES)):
+                assert at_most(int((found[:, 0, each] > h).sum()), workers, math.exp(-h))
+    assert int((found[:, 0, 1] > 1.0).sum()) > workers * math.exp(-1.0) / 4, "and that is no empty bound"
+
+
+def test_evidence_that_depends_on_the_past_passes_h_in_t_rounds_with_a_chance_of_at_most_t_exp_minus_h():
+    """The worst that rounds of expectation 1 can do: bet until it is won, then hold on to it."""
+    workers, rounds, h, k = 20_000, 20, 5.0, evidence.SIZES[2]
+    found, rng = None, stream(1, "bets")
+    for _ in range(rounds):
+        won = torch.zeros(workers, dtype=torch.bool) if found is None else found[:, 0, 2] > h
+        wins = torch.rand(workers, generator=rng) < math.exp(-h - 0.01)
+        bet = torch.where(wins, (h + 0.01) / k + k / 2, -evidence.FARTHEST)
+        outside = torch.where(won, torch.full_like(bet, k / 2), bet)  # E exp(k x - k^2 / 2) = 1 either way
+        found = evidence.gathered(found, outside[:, None], torch.ones(workers, dtype=torch.bool))
+    passed = int((found[:, 0, 2] > h).sum())
+    assert at_most(passed, workers, rounds * math.exp(-h))
+    assert not at_most(passed, workers, math.exp(-h)), "for which one round's bound would be too low"
+
+
+@PROPERTY
+@given(st.lists(st.floats(-40, 40), min_size=1, max_size=40))
+def test_an_accepted_worker_went_no_further_than_its_evidence_allows(distances):
+    found = after(torch.tensor(distances, dtype=torch.float64)[:, None, None])[0, 0].tolist()
+    counted = [min(x, evidence.FARTHEST) for x in distances]
+    for k, h in zip(evidence.SIZES, found, strict=True):
+        for m in range(1, len(counted) + 1):
+            assert sum(counted[-m:]) <= h / k + m * k / 2 + 1e-9
+
+
+def test_over_many_rounds_an_accepted_worker_goes_about_as_far_as_noise_would():
+    """The best steady distance that stays below h for m rounds, for m within the range of sizes."""
+    h = 12.0
+    for m in (2, 5, 20, 80, 300):
+        farthest = min(h / k + m * k / 2 for k in evidence.SIZES)
+        assert math.sqrt(2 * h * m) <= farthest + 1e-9
+        assert farthest <= 1.26 * math.sqrt(2 * h * m)  # sizes a factor of 2 apart: (sqrt 2 + 1 / sqrt 2) / 2, and ends
+
+
+def test_who_does_not_count_stays_and_what_is_not_finite_is_far():
+    before = after(normal(3, 4, 2))
+    kept = before.clone()
+    odd = torch.tensor([[math.nan, math.inf], [-math.inf, 1e38], [math.nan, 0.0], [-1e38, 2.0]])
+    counts = torch.tensor([True, True, False, False])
+    found = evidence.gathered(before, odd, counts)
+    assert torch.equal(before, kept)
+    assert torch.equal(found[~counts], before[~counts])
+    assert found.isfinite().all()
+    steps = torch.tensor([evidence.FARTHEST * k - k * k / 2 for k in evidence.SIZES])
+    torch.testing.assert_close(found[0], before[0] + steps)
+    assert not found[1, 0].any()
+    torch.testing.assert_close(found[1, 1], before[1, 1] + steps)
+
+
+# --- independence --------------------------------------------------------------------------------------------------
+
+
+def vectors(edges: dict[tuple[int, int], float], n: int) -> torch.Tensor:
+    """Uploads whose inner products are the weights of these edges, and 0 otherwise: two share a coordinate of it."""
+    rows = torch.zeros(n, len(edges) + n)
+    for at, ((i, j), weight) in enumerate(edges.items()):
+        rows[i, at], rows[j, at] = 1.0, weight
+    return rows
+
+
+def left_out(uploads: torch.Tensor, limit: float, among=None, trust=None, ties=None) -> set[int]:
+    n = len(uploads)
+    among = torch.ones(n, dtype=torch.bool) if among is None else among
+    trust = torch.zeros(n) if trust is None else trust
+    ties = torch.arange(n) if ties is None else ties
+    found = independence.dependent(uploads, among, torch.tensor(limit), trust, ties)
+    assert (found.dtype, found.shape) == (torch.bool, (n,))
+    return set(found.nonzero().flatten().tolist())
+
+
+def one_by_one(uploads: torch.Tensor, limit: float, among, trust, ties) -> set[int]:
+    """Who is left out if they come in their order, and whoever conflicts with one that stayed goes."""
+    n = len(uploads)
+    gram = (uploads.double() @ uploads.double().T).abs()
+    rivals = {i: [j for j in range(n) if j != i and among[i] and among[j] and gram[i, j] > limit] for i in range(n)}
+    place = ties.tolist()
+    rank = {
+        i: (
+            -round(float(trust[i]) / independence.STEP),
+            len(rivals[i]),
+            -sum(gram[i, j] for j in rivals[i]),
+            place.index(i),
+        )
+        for i in range(n)
+    }
+    stay: set[int] = set()
+    for i in sorted(range(n), key=rank.__getitem__):
+        if not stay & set(rivals[i]):
+            stay.add(i)
+    return set(range(n)) - stay
+
+
+@st.composite
+def conflicts(draw):
+    """(uploads, among, trust, ties) of up to 8 workers: each turn settles two at least, so that four settle all."""
+    n = draw(st.integers(1, 8))
+    pairs = [(i, j) for i in range(n) for j in range(i)]
+    edges = {pair: draw(st.sampled_from((0.0, 0.0, 1.0, 2.0, 4.0, -2.0))) for pair in pairs}
+    among = torch.tensor([draw(st.integers(0, 4)) > 0 for _ in range(n)])
+    trust = torch.tensor([draw(st.sampled_from((0.0, 0.3, -0.3, 4.0, -7.0))) for _ in range(n)])
+    return vectors(edges, n), among, trust, torch.tensor(draw(st.permutations(range(n))))
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(conflicts())
+def test_conflicts_are_settled_as_one_by_one(case):
+    uploads, among, trust, ties = case
+    out = left_out(uploads, 0.5, among, trust, ties)
+    assert out == one_by_one(uploads, 0.5, among, trust, ties)
+    gram = (uploads @ uploads.T).abs()
+    rest = [i for i in range(len(among)) if among[i] and i not in out]
+    assert all(gram[i, j] <= 0.5 for i in rest for j in rest if i != j), "no two of the rest conflict"
+    rivals = {i: [j for j in range(len(among)) if j != i and among[i] and among[j] and gram[i, j] > 0.5] for i in out}
+    assert all(rivals.values()), "nobody without a conflict is left out"
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(9, 60), st.floats(0.02, 0.9))
+def test_of_many_conflicts_nobody_is_left(seed, n, density):
+    """However entangled: what four turns do not settle is left out."""
+    rng = stream(seed, "graph")
+    linked = torch.rand(n, n, generator=rng) < density
+    edges = {(i, j): 1.0 for i in range(n) for j in range(i) if linked[i, j]}
+    uploads = vectors(edges, n)
+    out = left_out(uploads, 0.5, ties=torch.randperm(n, generator=rng))
+    assert not [(i, j) for i, j in edges if i not in out and j not in out]
+    assert all(any(i in edge for edge in edges) for i in out)
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 600), (7, 33), (12, 2410), (25, 999), (63, 2410)])
+def test_of_equal_uploads_the_ties_keep_one(n, d):
+    uploads = normal(1, d).repeat(n, 1)
+    for seed in range(5):
+        ties = torch.randperm(n, generator=stream(seed, "ties"))
+        assert left_out(uploads, 0.5 * d, ties=ties) == set(range(n)) - {int(ties[0])}
+
+
+def partial_copies(copies: int, d: int, share: float, seed: int) -> torch.Tensor:
+    """(1 + copies, d) an upload of length sqrt(d), and mixes of it with noise."""
+    rows = normal(1 + copies, d, seed=seed)
+    rows[1:] = share * rows[:1] + (1 - share**2) ** 0.5 * rows[1:]
+    return rows
+
+
+def test_of_partial_copies_the_one_stays_that_they_imitate():
+    for seed in range(20):
+        uploads = torch.cat([partial_copies(6, 2000, 0.6, seed), normal(5, 2000, seed=seed, name="others")])
+        places = torch.randperm(12, generator=stream(seed, "places"))
+        ties = torch.randperm(12, generator=stream(seed, "ties"))
+        imitators = {int(torch.argsort(places)[i]) for i in range(1, 7)}
+        assert left_out(uploads[places], 350.0, ties=ties) == imitators  # 0.36 * 2000 among copies, 224 by chance
+
+
+def test_one_upload_made_of_many_others_goes_and_they_stay():
+    for seed in range(20):
+        others = normal(10, 2000, seed=seed)
+        uploads = torch.cat([others, others.sum(0, keepdim=True) / 10**0.5])
+        assert left_out(uploads, 350.0, ties=torch.randperm(11, generator=stream(seed, "ties"))) == {10}
+
+
+def test_the_more_trusted_of_two_stays_however_many_rivals_it_has():
+    uploads = vectors({(0, 1): 1.0, (0, 2): 1.0}, 4)
+    assert left_out(uploads, 0.5) == {0}
+    assert left_out(uploads, 0.5, trust=torch.tensor([2.2, 0.0, 0.0, -7.0])) == {1, 2}
+    assert left_out(uploads, 0.5, trust=torch.tensor([0.4, 0.0, 0.0, 0.0])) == {0}, "a small difference is none"
+
+
+def test_more_workers_than_a_group_are_compared_in_groups_and_never_all_at_once():
+    n, d = 2 * independence.GROUP + 100, 40
+    uploads = normal(n, d)
+    uploads[1::2] = uploads[::2]  # pairs of equal ones
+    ties = torch.randperm(n, generator=stream(1, "ties"))
+    largest = 0
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            found = function(*args, **(kwargs or {}))
+            largest = max(largest, found.numel() if isinstance(found, torch.Tensor) else 0)
+            return found
+
+    with Sizes():
+        out = left_out(uploads, 0.9 * float(uploads.norm(dim=1).min()) ** 2, ties=ties)
+    assert largest <= max(independence.GROUP**2, n)
+    group = {int(i): at // independence.GROUP for at, i in enumerate(ties)}
+    for i in range(0, n, 2):
+        if group[i] == group[i + 1]:
+            assert len({i, i + 1} & out) >= 1, "equal ones in a group"
+    assert out, "some pairs meet"
+    for members in ties.split(independence.GROUP):
+        limit = 0.9 * float(uploads.norm(dim=1).min()) ** 2
+        alone = left_out(uploads[members], limit)
+        assert {int(i) for i in members} & out == {int(members[i]) for i in alone}
+
+
+def test_honest_uploads_conflict_at_most_at_the_chance():
+    """Everybody has the same signal, as long as it can be, which is the worst case."""
+    s, d, n, rounds, chance = 0.3, 60, 10, 3000, 0.2
+    signal = 0.9 * functional.normalize(normal(d, name="signal"), dim=0)
+    uploads = signal + s * normal(rounds, n, d)
+    _, high = honest_lengths(d, s, 16, 0.9, 1e-3)
+    limit = float(independence.largest_product(s, high, signal.square().sum(), chance, n - 1))
+    products = (uploads @ uploads.mT).abs() * (1 - torch.eye(n))
+    in_conflict = (products > limit).any(2)
+    assert at_most(int(in_conflict.sum()) // 2, rounds * n // 2, chance), "two are in every conflict"
+    lower = float(signal.square().sum()) + (limit - float(signal.square().sum())) / 3
+    assert int((products > lower).any(2).sum()) > rounds * n * chance, "a third of the width would not do"
+
+
+def test_the_largest_product_as_a_formula():
+    found = independence.largest_product(0.2, 7.0, torch.tensor(0.25), 1e-3, 24)
+    width = 0.2 * stats.norm.isf(1e-3 / 96)
+    assert float(found) == pytest.approx(0.25 + width * (7.0 + 0.5), rel=1e-6)
+    alone = independence.largest_product(0.2, 7.0, torch.tensor(0.25), 1e-3, 0)
+    assert float(alone) == pytest.approx(0.25 + 0.2 * stats.norm.isf(1e-3 / 4) * 7.5, rel=1e-6)
+
+
+# --- probes --------------------------------------------------------------------------------------------------------
+
+
+def moments(values: list[float]) -> tuple[float, float, float]:
+    """(mean, standard deviation with A - 1, mean of squares)"""
+    center = sum(values) / len(values)
+    spread = math.sqrt(sum((value - center) ** 2 for value in values) / (len(values) - 1))
+    return center, spread, sum(value**2 for value in values) / len(values)
+
+
+def test_what_is_expected_along_the_past_by_a_loop():
+    own, leans, s, batch = normal(20, 3) + 0.5, torch.tensor([0.0, 0.2, 1.0]), 0.4, 16
+    low, high, deviation = along_history(own, s, batch, leans)
+    assert low.shape == high.shape == deviation.shape == (1, 3)
+    for j in range(3):
+        center, spread, square = moments(own[:, j].tolist())
+        error = 3 * spread / math.sqrt(20) + 0.1 * s
+        assert float(low[0, j]) == pytest.approx(center - error, rel=1e-5)
+        assert float(high[0, j]) == pytest.approx(center + error + float(leans[j]), rel=1e-5)
+        assert float(deviation[0, j]) == pytest.approx(math.sqrt(square / batch + s * s), rel=1e-5)
+
+
+def test_what_is_expected_along_the_gradient_by_a_loop():
+    own, length, s, batch = normal(20, 1) + 0.5, torch.tensor(0.7), 0.4, 16
+    low, high, deviation = along_gradient(own, length, s, batch)
+    _, spread, square = moments(own[:, 0].tolist())
+    error, slack = 3 * spread / math.sqrt(20), 0.1 * s + 0.15 * spread
+    assert float(low) == pytest.approx(-(error**2) / 4 / 0.7 - slack, rel=1e-5)
+    assert float(high) == pytest.approx(0.7 + error + slack, rel=1e-5)
+    assert float(deviation) == pytest.approx(math.sqrt(square / batch + s * s), rel=1e-5)
+    nothing = along_gradient(torch.zeros(20, 1), torch.tensor(0.0), 0.0, batch)
+    assert all(part.isfinite().all() for part in nothing)
+
+
+def test_outside_counts_deviations_beyond_either_end():
+    expected = Expected(torch.tensor([[-1.0, 0.0]]), torch.tensor([[1.0, 4.0]]), torch.tensor([[0.5, 2.0]]))
+    found = expected.outside(torch.tensor([[2.0, 4.0], [-2.0, 0.0]]))
+    assert found.tolist() == [[2.0, 0.0, -6.0, -2.0], [-6.0, -2.0, 2.0, 0.0]]
+
+
+@pytest.mark.parametrize("count", [20, 100])
+def test_the_workers_mean_lies_outside_what_their_like_tell_as_rarely_as_stated(count):
+    """Without noise, so that no room is left for it. The spread is estimated too: Student's distribution, two-sided."""
+    directions = 20_000
+    low, high, _ = along_history(0.3 + normal(count, directions), 0.0, 16, torch.zeros(directions))
+    outside = int(((low > 0.3) | (high < 0.3)).sum())
+    stated = 2 * stats.t.sf(CERTAINTY, count - 1)
+    assert at_most(outside, directions, stated)
+    assert outside >= directions * stated - SURE * math.sqrt(directions * stated), "and as often"
+
+
+@pytest.mark.parametrize("signal", [0.0, 0.1, 0.3, 1.0, 3.0])
+def test_the_workers_mean_lies_outside_what_the_gradient_tells_as_rarely_as_stated(signal):
+    """Not even the room for noise and for uneven data is needed, except that it covers what the estimates lack."""
+    trials, count, d = 1000, 20, 30
+    examples = functional.normalize(normal(trials, count, d, name=f"examples {signal}"), dim=2)
+    examples[:, :, 0] += signal
+    outside = 0
+    for own in examples:
+        gradient = own.mean(0)
+        unit = gradient / gradient.norm()
+        low, high, _ = along_gradient(own @ unit[:, None], gradient.norm(), 0.0, 16)
+        outside += not float(low) <= signal * float(unit[0]) <= float(high)
+    assert at_most(outside, trials, 2 * stats.t.sf(CERTAINTY, count - 1))
+
+
+def test_the_deviation_is_that_of_poisson_batches_and_noise():
+    batch, s, draws = 4, 0.2, 40_000
+    examples = np.random.default_rng(1).normal(0.4, 0.7, 50)
+    rng = np.random.default_rng(2)
+    drawn = rng.random((draws, 50)) < batch / 50
+    poisson = rng.poisson(batch / 50, (draws, 50))
+    _, _, deviation = along_history(torch.tensor(examples)[:, None], s, batch, torch.zeros(1))
+    noise = s * rng.standard_normal(draws)
+    by_poisson, by_coins = (np.std(counts @ examples / batch + noise) for counts in (poisson, drawn))
+    assert float(deviation) == pytest.approx(by_poisson, rel=SURE / math.sqrt(2 * draws))
+    assert by_coins <= float(deviation) * (1 + SURE / math.sqrt(2 * draws)), "drawn without repetition, it is less"
+
+
+def agreement_by_loops(own: torch.Tensor, labels: list[int] | None) -> tuple[float, float]:
+    """(how far along the mean a fresh example is expected, its standard error)"""
+    rows = own.double()
+    center = rows.mean(0)
+    length = float(center.norm())
+    within, between = [], []
+    for i in range(len(rows)):
+        for j in range(len(rows)):
+            if i != j:
+                alike = labels is not None and labels[i] == labels[j]
+                (within if alike else between).append(float(rows[i] @ rows[j]))
+    fresh = mean(between)
+    if labels is not None:
+        fresh += (mean(within) - fresh) / len(set(labels))
+    error = moments([float(row @ center) / length for row in rows])[1] / math.sqrt(len(rows))
+    return fresh / length, error
+
+
+@pytest.mark.parametrize("labels", [None, [i % 4 for i in range(12)], [i // 6 for i in range(12)]])
+def test_least_agreement_by_loops_over_pairs(labels):
+    classes = torch.tensor([0] * 12 if labels is None else labels)
+    own = 0.5 * normal(12, 40) / 40**0.5 + 0.3 * normal(4, 40, name="classes")[classes] / 40**0.5 + 0.05
+    fresh, error = agreement_by_loops(own, labels)
+    assert fresh > error
+    found = least_agreement(own, None if labels is None else classes)
+    assert float(found) == pytest.approx(fresh - error, rel=1e-4)
+
+
+def test_least_agreement_is_nothing_where_examples_do_not_agree():
+    signs = torch.ones(20, 1)
+    signs[::2] = -1
+    assert float(least_agreement(signs * normal(1, 50), None)) == 0.0
+    assert float(least_agreement(torch.zeros(20, 50), torch.arange(20) % 10)) == 0.0
+
+
+def test_one_example_of_each_class_says_nothing_of_what_a_class_shares():
+    """It counts as nothing, which is on the safe side: fresh examples of a class agree with it more than others do."""
+    own = 0.5 * normal(12, 40) / 40**0.5 + 0.05
+    fresh, error = agreement_by_loops(own, None)
+    assert float(least_agreement(own, torch.arange(12))) == pytest.approx(fresh * 11 / 12 - error, rel=1e-4)
+
+
+def test_agreement_expected_of_fresh_examples_is_what_they_have():
+    """Classes with means of their own, two server examples of each: without labels it would be too low."""
+    classes, each, d, trials = 10, 2, 60, 400
+    centers = 0.1 + 0.5 * normal(classes, d, name="centers") / d**0.5
+    labels = torch.arange(classes).repeat_interleave(each)
+    told, untold, had = [], [], []
+    for seed in range(trials):
+        own = centers[labels] + 0.5 * normal(len(labels), d, seed=seed) / d**0.5
+        unit = functional.normalize(own.mean(0), dim=0)
+        error = float((own @ unit).std()) / len(own) ** 0.5
+        told.append(float(least_agreement(own, labels)) + error)
+        untold.append(float(least_agreement(own, None)) + error)
+        had.append(float(centers.mean(0) @ unit))  # of any fresh example, in the mean
+    off = [one - other for one, other in zip(told, had, strict=True)]
+    margin = SURE * np.std(off) / math.sqrt(trials)
+    assert abs(mean(off)) <= margin
+    assert mean(untold) < mean(had) - margin
+
+
+# --- the rule ------------------------------------------------------------------------------------------------------
+
+N, D, S, BATCH, AUXILIARY = 10, 700, 0.15, 16, 20
+
+
+@dataclass
+class World:
+    """Workers whose examples all come from one distribution, in its own gradient's units; no momentum."""
+
+    seed: int = 1
+    signal: float = 0.4
+
+    def __post_init__(self):
+        self.rng = stream(self.seed, "world")
+        self.direction = functional.normalize(torch.randn(D, generator=self.rng), dim=0)
+        self.last = torch.zeros(N, D)
+
+    def examples(self, count: int) -> torch.Tensor:
+        """(count, D) of length 1, with this much of the signal in them."""
+        across = functional.normalize(torch.randn(count, D, generator=self.rng), dim=1)
+        return self.signal * self.direction + (1 - self.signal**2) ** 0.5 * across
+
+    def uploads(self) -> torch.Tensor:
+        sizes = torch.poisson(torch.full((N,), float(BATCH)), generator=self.rng).int().tolist()
+        sums = torch.stack([self.examples(size).sum(0) / BATCH for size in sizes])
+        return sums + S * torch.randn(N, D, generator=self.rng)
+
+    def view(self, uploads=None, believed: int = 5) -> ServerView:
+        """A round; what was sent in it is `last` in the next."""
+        rows, norms, present = receive(self.uploads() if uploads is None else uploads, N, D, torch.zeros(D))
+        own, last, self.last = self.examples(AUXILIARY), self.last, rows
+        ties = torch.randperm(N, generator=self.rng)
+        known = {"batch": BATCH, "largest": 1.0, "contributions": lambda: own, "last": last}
+        return ServerView(rows, norms, present, S, believed, lambda normalized: own.mean(0), ties, **known)
+
+
+def played(world: World, rounds: int, rule: Fortified | None = None) -> tuple[list[ServerView], list[Verdict]]:
+    rule, memory, views, verdicts = rule or Fortified(), {}, [], []
+    for _ in range(rounds):
+        views.append(world.view())
+        verdicts.append(rule(views[-1], memory))
+        memory = verdicts[-1].memory
+    return views, verdicts
+
+
+def test_what_it_remembers_of_updates_and_uploads_by_loops():
+    rounds = 60
+    views, verdicts = played(World(), rounds)
+    ways = np.zeros((3, D))
+    past = np.zeros((N, D))
+    for t in range(rounds):
+        memory = verdicts[t].memory
+        if t >= 1:  # the update before this one, and what was sent with it if it passed the first tests
+            for i, speed in enumerate((0.3, 0.05, 0.01)):
+                ways[i] += speed * (verdicts[t - 1].update.double().numpy() - ways[i])
+            counted = verdicts[t - 1].memory["counted"]
+            for i in range(N):
+                if counted[i]:
+                    past[i] += 0.02 * (views[t - 1].uploads[i].double().numpy() / S - past[i])
+        np.testing.assert_allclose(memory["ways"].numpy(), ways, atol=1e-6)
+        # Half precision rounds by 2^-12 of a value at most, and of each rounding 0.98 is left a round later.
+        assert np.abs(memory["past"].double().numpy() - past).max() <= 2**-12 * max(1e-3, np.abs(past).max()) / 0.02
+        assert torch.equal(memory["step"], verdicts[t].update)
+        passed = ~torch.isin(verdicts[t].reason, torch.tensor([Reason.NORM, Reason.DISTRIBUTION, Reason.MALFORMED]))
+        assert torch.equal(memory["counted"], passed)
+    assert memory["past"].dtype == torch.float16
+    assert np.abs(past).max() > 0.3, "uploads add up to something"
+
+
+def test_the_update_is_the_mean_by_the_odds():
+    for believed in (2, 9):
+        world = World()
+        memory = {}
+        for _ in range(4):
+            view = world.view(believed=believed)
+            verdict = Fortified()(view, memory)
+            memory = verdict.memory
+            odds = []
+            for i in range(N):
+                ratios = [math.exp(each) for each in memory["evidence"][i].flatten().tolist()]
+                against = max(0.0, math.log(sum(ratios) / len(ratios)))
+                score = float(memory["trust"][i]) - against
+                assert float(verdict.score[i]) == pytest.approx(score, abs=1e-4)
+                ratio = math.exp(score) * (believed / (N + 1)) / (1 - believed / (N + 1))
+                refused = int(verdict.reason[i]) in TESTS
+                odds.append(0.0 if refused else ratio / (1 + ratio))
+            kept = [each >= 0.02 * max(odds) and each > 0 for each in odds]
+            assert verdict.kept.tolist() == kept
+            total = sum(each for each, used in zip(odds, kept, strict=True) if used)
+            wanted = sum(odds[i] / total * view.uploads[i].double() for i in range(N) if kept[i])
+            torch.testing.assert_close(verdict.update.double(), wanted, atol=1e-6, rtol=1e-5)
+            heaviest = max(odds[i] / total for i in range(N) if kept[i])
+            assert float(memory["heaviest"][0]) == pytest.approx(heaviest, rel=1e-4)
+
+
+def test_trust_by_a_loop():
+    rng = stream(1, "trust")
+    trust = torch.linspace(-7, 7, 15)
+    agreement = 3 * torch.randn(15, generator=rng)
+    for hoped, deviation in ((0.3, 0.2), (0.0, 0.2), (1.0, 0.1)):
+        found = fortified._trusted(trust, agreement, torch.tensor(hoped), torch.tensor(deviation))
+        for i in range(15):
+            seen = min(float(agreement[i]), hoped + 2 * deviation)
+            honest = stats.norm.logpdf(seen, hoped / 2, deviation)
+            gained = honest - stats.norm.logpdf(seen, 0.0, deviation)
+            assert float(found[i]) == pytest.approx(min(7.0, max(-7.0, float(trust[i]) + gained)), abs=1e-4)
+    assert torch.equal(fortified._trusted(trust, agreement, torch.tensor(0.0), torch.tensor(0.2)), trust)
+
+
+def test_trust_is_earned_slowly_and_only_to_a_limit():
+    """A hundred times as far along the server's gradient as an honest worker, it earns no more than a lucky one."""
+    hoped, deviation = torch.tensor(0.3), torch.tensor(0.2)
+    at_best = fortified._trusted(torch.zeros(1), hoped + 2 * deviation, hoped, deviation)
+    absurd = fortified._trusted(torch.zeros(1), torch.tensor([30.0]), hoped, deviation)
+    assert torch.equal(absurd, at_best)
+    assert float(at_best) < fortified.MOST_TRUST / 2
+    _, verdicts = played(World(signal=0.9), 30)
+    trust = torch.stack([verdict.memory["trust"] for verdict in verdicts])
+    assert float(trust.max()) == fortified.MOST_TRUST
+    assert (trust[-1] == fortified.MOST_TRUST).all()
+
+
+@pytest.mark.parametrize("kind", ["evidence", "length", "distribution", "copy"])
+def test_trust_never_outweighs_a_test(kind):
+    world = World()
+    memory = dict(played(world, 5)[1][-1].memory)
+    memory["trust"] = torch.full((N,), fortified.MOST_TRUST)
+    uploads = world.uploads()
+    if kind == "evidence":
+        memory["evidence"] = memory["evidence"].clone()
+        memory["evidence"][3, 0, 0] = 40.0
+    elif kind == "length":
+        uploads[3] *= 1.4
+    elif kind == "distribution":
+        uploads[3] = uploads[3].norm() / D**0.5 * uploads[3].sign()
+    else:
+        uploads[3] = uploads[4]
+    verdict = Fortified()(world.view(uploads), memory)
+    wanted = {
+        "evidence": Reason.EVIDENCE,
+        "length": Reason.NORM,
+        "distribution": Reason.DISTRIBUTION,
+        "copy": Reason.DEPENDENT,
+    }[kind]
+    refused = [3, 4] if kind == "copy" else [3]
+    assert wanted in verdict.reason[refused].tolist()
+    assert int((verdict.reason == Reason.KEPT).sum()) == N - 1
+
+
+def poisoned(memory: dict, world_seed: int, rows: dict[int, torch.Tensor]) -> tuple[Verdict, Verdict]:
+    """This round and an honest one after it, from the same past, if some send these."""
+    world = World(world_seed)
+    uploads = world.uploads()
+    for i, row in rows.items():
+        uploads[i] = row
+    first = Fortified()(world.view(uploads), memory)
+    return first, Fortified()(world.view(), first.memory)
+
+
+POISON = {
+    "1e30": torch.full((D,), 1e30),
+    "-1e30": torch.full((D,), -1e30),
+    "nan": torch.full((D,), math.nan),
+    "one nan": torch.cat([torch.full((1,), math.nan), S * normal(D - 1, name="poison")]),
+    "inf": torch.full((D,), math.inf),
+    "1e18": 1e18 * normal(D, name="poison"),
+    "long": 3 * S * normal(D, name="poison"),
+    "signs": S * normal(D, name="poison").sign(),
+}
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_nothing_of_a_refused_upload_is_in_the_update_or_remembered(name):
+    memory = played(World(), 5)[1][-1].memory
+    zeros, poison = (poisoned(memory, 2, {1: row, 7: row}) for row in (torch.zeros(D), POISON[name]))
+    others = torch.ones(N, dtype=torch.bool)
+    others[[1, 7]] = False
+    for plain, bad in zip(zeros, poison, strict=True):
+        assert bad.update.isfinite().all()
+        assert torch.equal(bad.update, plain.update)
+        assert torch.equal(bad.reason[others], plain.reason[others])
+        for key in ("evidence", "trust", "past", "counted"):
+            assert torch.equal(bad.memory[key], plain.memory[key]), key
+        for key in ("ways", "step", "heaviest"):
+            assert torch.equal(bad.memory[key], plain.memory[key]), key
+    assert not poison[0].kept[[1, 7]].any()
+    for key in ("evidence", "trust"):
+        assert torch.equal(poison[0].memory[key][[1, 7]], memory[key][[1, 7]]), "it says nothing, for or against"
+
+
+def test_what_a_worker_under_suspicion_sends_does_not_matter():
+    memory = dict(played(World(), 5)[1][-1].memory)
+    memory["evidence"] = memory["evidence"].clone()
+    memory["evidence"][4] = 1000.0
+    one, other = (poisoned(memory, 2, {4: S * normal(D, seed=seed, name="suspect")})[0] for seed in (1, 2))
+    assert one.reason[4] == other.reason[4] == Reason.EVIDENCE
+    assert torch.equal(one.update, other.update)
+    assert torch.equal(one.memory["ways"], other.memory["ways"])
+
+
+def test_it_answers_with_tensors_of_its_own():
+    world, memory = World(), {}
+    for _ in range(3):
+        view = world.view()
+        handed = [*memory.values(), view.uploads, view.norms, view.present, view.ties, view.last, view.contributions()]
+        before = [tensor.clone() for tensor in handed]
+        verdict = Fortified()(view, memory)
+        memory = dict(verdict.memory)
+        assert all(torch.equal(*pair) for pair in zip(handed, before, strict=True))
+        places = {tensor.untyped_storage().data_ptr() for tensor in handed}
+        answered = [*memory.values(), verdict.update, verdict.kept, verdict.reason, verdict.score]
+        assert not places & {tensor.untyped_storage().data_ptr() for tensor in answered}
+
+
+def test_memory_saved_and_loaded_gives_the_same_bytes():
+    world = World()
+    memory = played(world, 4)[1][-1].memory
+    assert {value.dtype for value in memory.values()} == {torch.float32, torch.float16, torch.bool}
+    file = io.BytesIO()
+    torch.save(dict(memory), file)
+    file.seek(0)
+    loaded, view = torch.load(file, weights_only=True), world.view()
+    one, other = Fortified()(view, memory), Fortified()(view, loaded)
+    assert torch.equal(one.update, other.update)
+    assert all(torch.equal(one.memory[key], other.memory[key]) for key in one.memory)
+
+
+def test_without_noise_and_without_a_last_round_it_still_answers():
+    world = World()
+    for view in (replace(world.view(), noise_std=0.0), replace(world.view(), last=None)):
+        verdict = Fortified()(view, {})
+        assert verdict.update.isfinite().all()
+        assert verdict.score.isfinite().all()
+    examples = world.examples(N)
+    rows, norms, present = receive(examples, N, D, torch.zeros(D))
+    quiet = replace(view, uploads=rows, norms=norms, present=present, noise_std=0.0)
+    assert Fortified()(quiet, {}).update.isfinite().all()
+
+
+def test_own_examples_without_a_finite_gradient_say_nothing():
+    view = World().view()
+    own = view.contributions().clone()
+    own[3] = 0.0
+    odd = own.clone()
+    odd[3] = math.nan
+    one, other = (Fortified()(replace(view, contributions=lambda rows=rows: rows), {}) for rows in (own, odd))
+    assert torch.equal(one.update, other.update)
+
+
+@pytest.mark.parametrize("refused", [0.0, -1.0, 501.0, math.nan, math.inf])
+def test_nonsense_is_refused(refused):
+    with pytest.raises(SpecError, match="refused"):
+        Fortified(refused=refused)
+
+
+def test_a_server_without_examples_of_its_own_is_told():
+    with pytest.raises(SpecError, match=r"fortified.*contributions"):
+        Fortified()(replace(World().view(), contributions=None), {})
+
+
+@pytest.mark.parametrize("wrapper", ["bucketing", "nnm"])
+def test_what_mixes_uploads_cannot_stand_before_it(wrapper, quick):
+    with pytest.raises(SpecError, match="follows each worker") as refusal:
+        run(quick(aggregator={"name": wrapper, "rule": "fortified"}))
+    assert "\n" not in str(refusal.value)
+
+
+def test_uploads_that_are_no_noise_are_refused(quick):
+    with pytest.raises(SpecError, match="sends no Gaussian noise"):
+        run(quick(aggregator="fortified", worker="sign-gaussian"))
+
+
+# --- what a round tells it -----------------------------------------------------------------------------------------
+
+
+def test_a_round_tells_what_everyone_sent_last_and_what_the_servers_examples_would_add(quick):
+    seen = []
+
+    def spy(view: ServerView, memory) -> Verdict:
+        kept = {name: getattr(view, name).clone() for name in ("uploads", "last", "labels")}
+        seen.append(replace(view, contributions=view.contributions().clone, **kept))
+        return Fortified()(view, memory)
+
+    setup = prepare(quick(attack="nan", auxiliary=3), CPU)
+    federation = replace(setup.federation, rule=spy)
+    state = first_state(federation)
+    for t in range(3):
+        wanted = contributions_of(
+            federation.sums, state.params, federation.aux_x, federation.aux_y, federation.worker, federation.noise_std
+        )
+        state, _ = play(federation, state, t)
+        assert torch.equal(seen[t].contributions(), wanted)
+        assert torch.equal(seen[t].last, seen[t - 1].uploads if t else torch.zeros_like(seen[t].uploads))
+        assert (seen[t].batch, seen[t].largest) == (16, 1.0)
+        assert torch.equal(seen[t].labels, federation.aux_y)
+        assert torch.bincount(seen[t].labels).tolist() == [3] * 10
+    assert seen[2].last.isfinite().all()
+    assert seen[2].last.any()
+
+
+def test_an_adversary_tries_it_with_examples_of_its_own(quick):
+    """What its `judge` knows of the server's examples are surrogates, and the memory is that of a first round."""
+    seen = []
+
+    def spy(view: ServerView, memory) -> Verdict:
+        seen.append((view.labels, view.contributions(), dict(memory)))
+        return Fortified()(view, memory)
+
+    federation = replace(prepare(quick(attack="a-little-tuned"), CPU).federation, rule=spy)
+    state = first_state(federation)
+    for t in range(2):
+        state, _ = play(federation, state, t)
+    tried = [labels is federation.surrogate_y for labels, _, _ in seen]
+    assert any(tried)
+    assert sum(labels is federation.aux_y for labels, _, _ in seen) == 2
+    assert all(not memory for (_, _, memory), trial in zip(seen, tried, strict=True) if trial)
+    served = next(own for labels, own, _ in seen if labels is federation.aux_y)
+    assert not any(torch.equal(own, served) for (_, own, _), trial in zip(seen, tried, strict=True) if trial)
+
+
+# --- whole runs ----------------------------------------------------------------------------------------------------
+
+CPU = Compute(device="cpu", threads=1)
+SEEDS = (1, 2, 3)
+SIGMA = {"sigma": 2.438, "sigma_base": 2.438, "accountant": "rdp"}
+"""The noise of epsilon 2 in the 267 rounds of digits, by the accountant that is faster to price it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """accuracy: on digits' 360 test images, so that one is 0.003. reasons: (T, n). lying: (n,)."""
+
+    accuracy: float
+    reasons: torch.Tensor
+    lying: torch.Tensor
+
+
+def whole(spec: Spec, believed: int | None = None) -> Outcome:
+    setup = prepare(spec, CPU)
+    federation = replace(setup.federation, believed_honest=believed or setup.federation.believed_honest)
+    state, reasons = first_state(federation), []
+    for t in range(federation.rounds):
+        state, verdict = play(federation, state, t)
+        reasons.append(verdict.reason)
+    scored = accuracy(federation.model, state.params, setup.x_test, setup.y_test)
+    return Outcome(scored, torch.stack(reasons), federation.byzantine)
+
+
+ATTACKS = {
+    "rank-matched": "rank-matched",
+    "score-banking": "score-banking",
+    "score-banking, valid": {"name": "score-banking", "form": "valid"},
+    "trojan": "trojan",
+    "on-off": "on-off",
+    "label-flip": "label-flip",
+    "gaussian": "gaussian",
+}
+
+
+@lru_cache
+def attacked(name: str, seed: int) -> Outcome:
+    return whole(Spec(seed=seed, attack=ATTACKS[name], aggregator="fortified", **SIGMA))
+
+
+@lru_cache
+def unattacked() -> float:
+    return mean(whole(reference(Spec(seed=seed, **SIGMA))).accuracy for seed in SEEDS)
+
+
+# One run's difference from the honest one of its seed was measured over seeds 1 to 4 and all attacks: mean 0.00,
+# deviation 0.02. A mean of three has 0.012, so 5 points are four of its deviations.
+COST = 0.05
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_no_attack_costs_more_than_five_points(name):
+    """60 % liars."""
+    assert mean(attacked(name, seed).accuracy for seed in SEEDS) >= unattacked() - COST
+
+
+def test_two_stage_collapses_under_what_fortified_withstands():
+    """Measured over the three seeds: 0.10 to 0.14, where ten classes make guessing 0.1. One of them will do."""
+    collapsed = whole(Spec(attack="score-banking", **SIGMA)).accuracy
+    assert collapsed < 0.25
+    assert mean(attacked("score-banking", seed).accuracy for seed in SEEDS) > collapsed + 0.5
+
+
+@pytest.mark.parametrize("name", ["rank-matched", "score-banking", "trojan"])
+def test_what_turns_all_its_noise_into_a_signal_is_hardly_used(name):
+    for seed in SEEDS:
+        found = attacked(name, seed)
+        assert (found.reasons[:, found.lying] == Reason.KEPT).float().mean() < 0.01
+
+
+def most_refused(uploads: int, refused: float) -> int:
+    """Of so many honest uploads, the most that chance explains in 999 of 1,000 tries."""
+    return int(stats.poisson.isf(1e-3, uploads * refused / 1000))
+
+
+def test_honest_uploads_are_refused_at_most_as_often_as_stated_under_attack():
+    outcomes = [attacked(name, seed) for name in ATTACKS for seed in SEEDS]
+    reasons = torch.cat([outcome.reasons[:, ~outcome.lying].flatten() for outcome in outcomes])
+    assert len(reasons) == 7 * 3 * 267 * 10
+    found = {reason: int((reasons == reason).sum()) for reason in TESTS}
+    assert sum(found.values()) <= most_refused(len(reasons), 1.0)
+    assert all(count <= most_refused(len(reasons), 0.25) for count in found.values()), found
+    assert (reasons == Reason.SCORE).float().mean() < 0.01, "nor are they left out for want of trust"
+
+
+def test_honest_uploads_are_refused_more_often_if_that_is_allowed():
+    rule = {"name": "fortified", "refused": 50.0}
+    runs = [whole(Spec(seed=seed, byzantine=0.0, rounds=100, aggregator=rule, **SIGMA)) for seed in SEEDS]
+    reasons = torch.cat([outcome.reasons.flatten() for outcome in runs])
+    found = {reason: int((reasons == reason).sum()) for reason in TESTS}
+    assert sum(found.values()) <= most_refused(len(reasons), 50.0)
+    assert all(count <= most_refused(len(reasons), 12.5) for count in found.values()), found
+    assert found[Reason.NORM] > most_refused(len(reasons), 0.25)
+
+
+def test_a_wrong_belief_makes_no_difference_in_the_end():
+    """Half of all lie; the server believes in 20 % or in 80 % honest ones.
+
+    Measured: of who is used in the first 40 of 160 rounds some 10 % differ, and in the last 40 about 1 %.
+    """
+    early, late = [], []
+    for seed in (1, 2):
+        spec = Spec(seed=seed, byzantine=0.5, rounds=160, aggregator="fortified", **SIGMA)
+        few, many = (whole(spec, believed) for believed in (4, 16))
+        differ = ((few.reasons == Reason.KEPT) != (many.reasons == Reason.KEPT)).float()
+        early.append(float(differ[:40].mean()))
+        late.append(float(differ[-40:].mean()))
+        for outcome in (few, many):
+            used = outcome.reasons[-40:] == Reason.KEPT
+            assert used[:, ~outcome.lying].float().mean() > 0.99
+            assert used[:, outcome.lying].float().mean() < 0.15
+    assert mean(late) < 0.03 < mean(early)
+
+
+def test_interrupted_and_resumed_is_the_same(quick, tmp_path):
+    spec = quick(rounds=12, evaluate_every=4, aggregator="fortified")
+    run(spec, out=tmp_path / "whole", compute=CPU)
+    for done in (1, 6):
+        with pytest.raises(KeyboardInterrupt):
+            run(spec, out=tmp_path / "broken", compute=CPU, resume=True, watch=stop_after(done))
+    run(spec, out=tmp_path / "broken", compute=CPU, resume=True)
+    assert contents(tmp_path / "broken") == contents(tmp_path / "whole")
