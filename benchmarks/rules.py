@@ -17,6 +17,7 @@ import csv
 import multiprocessing
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from noisegate.views import ServerView, receive
 
 CPU = torch.device("cpu")
 D = 25_450
+AUXILIARY = 20
+"""Examples of the server's own, for a rule that looks at each."""
+
 LENGTHS = (25_000, 100_000, 400_000)
 ABSENT = f"ByzFL is not installed: pip install --no-deps byzfl=={BYZFL}"
 
@@ -67,13 +71,21 @@ def choices() -> list[str]:
 
 
 def ours(name: str, workers: int, d: int) -> Step:
-    """A call of the rule on random uploads; its view knows nothing that depends on the uploads but their lengths."""
+    """A call of the rule on random uploads; its view knows nothing that depends on the uploads but their lengths.
+
+    A rule that follows workers is asked for its second round: the first has no past to work on.
+    """
     rng = noisegate.stream(0, "benchmark")
     uploads, gradient = torch.randn(workers, d, generator=rng), torch.randn(d, generator=rng)
     rows, norms, present = receive(uploads, workers, d, uploads, in_place=True)
     honest, ties = workers - workers // 5, torch.randperm(workers, generator=rng)
     view = ServerView(rows, norms, present, 1.0, honest, lambda normalized: gradient, ties)
-    return partial(build("aggregator", SETTINGS.get(name, name), AGGREGATORS), view, {})
+    rule = build("aggregator", SETTINGS.get(name, name), AGGREGATORS)
+    if not getattr(rule, "follows_workers", False):
+        return partial(rule, view, {})
+    own = torch.nn.functional.normalize(torch.randn(AUXILIARY, d, generator=rng))
+    view = replace(view, contributions=lambda: own, last=torch.randn(workers, d, generator=rng))
+    return partial(rule, view, rule(view, {}).memory)
 
 
 def theirs(name: str, workers: int, d: int, byzfl: Any) -> dict[str, Step]:

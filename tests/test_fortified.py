@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from noisegate import Compute, Spec, SpecError, reference, run
 from noisegate.aggregators import Fortified, evidence, fortified, independence
 from noisegate.aggregators.noise_tests import honest_lengths, honest_significance, ks_rejects, ks_threshold
-from noisegate.aggregators.probes import CERTAINTY, Expected, along_gradient, along_history, least_agreement
+from noisegate.aggregators.probes import CERTAINTY, Expected, along_gradient, along_history, hoped_agreement
 from noisegate.lab.setup import prepare
 from noisegate.simulate import accuracy, first_state, play
 from noisegate.streams import stream
@@ -43,7 +43,7 @@ def normal(*shape: int, seed: int = 1, name: str = "normal") -> torch.Tensor:
 
 # --- lengths -------------------------------------------------------------------------------------------------------
 
-NODES = np.linspace(-9, 9, 1001)
+NODES = np.linspace(-9, 9, 301)
 """Of the integral over a standard normal variable, by the trapezoidal rule, which is exact to 1e-9 for it."""
 
 
@@ -68,7 +68,7 @@ LENGTHS += [(25450, 0.05, 16, 1.0), (25450, 0.01, 64, 1.0), (10**7, 0.05, 16, 1.
 @pytest.mark.parametrize("chance", [0.05, 2.5e-4])
 def test_lengths_refuse_at_most_the_chance_and_in_the_worst_case_just_that(d, s, batch, largest, chance):
     low, high = honest_lengths(d, s, batch, largest, chance)
-    sizes = np.arange(batch + 12 * math.isqrt(batch) + 30)
+    sizes = np.arange(batch + 9 * math.isqrt(batch) + 15)
     weights = stats.poisson.pmf(sizes, batch)
     sides = {}
     for share in (0.0, 0.3, 0.8, 1.0):  # of the longest signal that so many examples allow
@@ -248,6 +248,16 @@ def test_who_does_not_count_stays_and_what_is_not_finite_is_far():
     torch.testing.assert_close(found[1, 1], before[1, 1] + steps)
 
 
+def test_who_was_as_far_off_as_counts_is_refused_for_some_thirty_rounds():
+    """If it lies at the bound from then on; further inside, for fewer."""
+    limit = math.log(2 * fortified.PROBES * len(evidence.SIZES) / 2.5e-4)
+    one = torch.ones(1, dtype=torch.bool)
+    found, rounds = evidence.gathered(None, torch.tensor([[1e9]]), one), 0
+    while float(evidence.largest(found)) > limit:
+        found, rounds = evidence.gathered(found, torch.zeros(1, 1), one), rounds + 1
+    assert 25 <= rounds <= 40
+
+
 # --- independence --------------------------------------------------------------------------------------------------
 
 
@@ -302,7 +312,7 @@ def conflicts(draw):
     return vectors(edges, n), among, trust, torch.tensor(draw(st.permutations(range(n))))
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(conflicts())
 def test_conflicts_are_settled_as_one_by_one(case):
     uploads, among, trust, ties = case
@@ -328,7 +338,15 @@ def test_of_many_conflicts_nobody_is_left(seed, n, density):
     assert all(any(i in edge for edge in edges) for i in out)
 
 
-@pytest.mark.parametrize(("n", "d"), [(2, 600), (7, 33), (12, 2410), (25, 999), (63, 2410)])
+def test_a_chain_too_long_to_be_settled_in_four_turns_is_cut():
+    """Each is more trusted than the next, so that each turn settles two; who is not settled then is left out."""
+    n = 20
+    uploads = vectors({(i, i + 1): 1.0 for i in range(n - 1)}, n)
+    trust = -2 * independence.STEP * torch.arange(float(n))
+    assert left_out(uploads, 0.5, trust=trust) == {1, 3, 5, 7, *range(8, n)}
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 600), (7, 33), (12, 2410), (25, 2410), (63, 999)])
 def test_of_equal_uploads_the_ties_keep_one(n, d):
     uploads = normal(1, d).repeat(n, 1)
     for seed in range(5):
@@ -363,7 +381,7 @@ def test_the_more_trusted_of_two_stays_however_many_rivals_it_has():
     uploads = vectors({(0, 1): 1.0, (0, 2): 1.0}, 4)
     assert left_out(uploads, 0.5) == {0}
     assert left_out(uploads, 0.5, trust=torch.tensor([2.2, 0.0, 0.0, -7.0])) == {1, 2}
-    assert left_out(uploads, 0.5, trust=torch.tensor([0.4, 0.0, 0.0, 0.0])) == {0}, "a small difference is none"
+    assert left_out(uploads, 0.5, trust=torch.tensor([0.9, 0.0, 0.0, 0.0])) == {0}, "a small difference is none"
 
 
 def test_more_workers_than_a_group_are_compared_in_groups_and_never_all_at_once():
@@ -513,31 +531,41 @@ def agreement_by_loops(own: torch.Tensor, labels: list[int] | None) -> tuple[flo
     return fresh / length, error
 
 
-@pytest.mark.parametrize("labels", [None, [i % 4 for i in range(12)], [i // 6 for i in range(12)]])
-def test_least_agreement_by_loops_over_pairs(labels):
+LABELS = [None, [i % 4 for i in range(12)], [i // 6 for i in range(12)]]
+
+
+@pytest.mark.parametrize("labels", LABELS, ids=["unknown", "four", "two"])
+def test_hoped_agreement_by_loops_over_pairs(labels):
+    """What is not above its standard error is 0: of the weaker and weaker signals here, some are."""
     classes = torch.tensor([0] * 12 if labels is None else labels)
-    own = 0.5 * normal(12, 40) / 40**0.5 + 0.3 * normal(4, 40, name="classes")[classes] / 40**0.5 + 0.05
-    fresh, error = agreement_by_loops(own, labels)
-    assert fresh > error
-    found = least_agreement(own, None if labels is None else classes)
-    assert float(found) == pytest.approx(fresh - error, rel=1e-4)
+    above = []
+    noise = 0.5 * normal(12, 40) / 40**0.5
+    for signal in (0.2, 0.1, 0.05, 0.02, 0.01, 0.003):
+        own = noise - noise.mean(0) + signal * (1 + normal(4, 40, name="classes")[classes] / 3)
+        fresh, error = agreement_by_loops(own, labels)
+        above.append(fresh > error)
+        found = float(hoped_agreement(own, None if labels is None else classes))
+        assert found == pytest.approx(fresh if above[-1] else 0.0, rel=1e-4)
+    assert above[0]
+    assert not above[-1]
 
 
-def test_least_agreement_is_nothing_where_examples_do_not_agree():
+def test_nothing_is_hoped_for_where_examples_do_not_agree():
     signs = torch.ones(20, 1)
     signs[::2] = -1
-    assert float(least_agreement(signs * normal(1, 50), None)) == 0.0
-    assert float(least_agreement(torch.zeros(20, 50), torch.arange(20) % 10)) == 0.0
+    assert float(hoped_agreement(signs * normal(1, 50), None)) == 0.0
+    assert float(hoped_agreement(torch.zeros(20, 50), torch.arange(20) % 10)) == 0.0
 
 
 def test_one_example_of_each_class_says_nothing_of_what_a_class_shares():
     """It counts as nothing, which is on the safe side: fresh examples of a class agree with it more than others do."""
     own = 0.5 * normal(12, 40) / 40**0.5 + 0.05
     fresh, error = agreement_by_loops(own, None)
-    assert float(least_agreement(own, torch.arange(12))) == pytest.approx(fresh * 11 / 12 - error, rel=1e-4)
+    assert fresh * 11 / 12 > error
+    assert float(hoped_agreement(own, torch.arange(12))) == pytest.approx(fresh * 11 / 12, rel=1e-4)
 
 
-def test_agreement_expected_of_fresh_examples_is_what_they_have():
+def test_agreement_hoped_for_is_what_fresh_examples_have():
     """Classes with means of their own, two server examples of each: without labels it would be too low."""
     classes, each, d, trials = 10, 2, 60, 400
     centers = 0.1 + 0.5 * normal(classes, d, name="centers") / d**0.5
@@ -546,12 +574,12 @@ def test_agreement_expected_of_fresh_examples_is_what_they_have():
     for seed in range(trials):
         own = centers[labels] + 0.5 * normal(len(labels), d, seed=seed) / d**0.5
         unit = functional.normalize(own.mean(0), dim=0)
-        error = float((own @ unit).std()) / len(own) ** 0.5
-        told.append(float(least_agreement(own, labels)) + error)
-        untold.append(float(least_agreement(own, None)) + error)
+        told.append(float(hoped_agreement(own, labels)))
+        untold.append(float(hoped_agreement(own, None)))
         had.append(float(centers.mean(0) @ unit))  # of any fresh example, in the mean
     off = [one - other for one, other in zip(told, had, strict=True)]
     margin = SURE * np.std(off) / math.sqrt(trials)
+    assert min(told) > 0
     assert abs(mean(off)) <= margin
     assert mean(untold) < mean(had) - margin
 
@@ -574,9 +602,9 @@ class World:
         self.last = torch.zeros(N, D)
 
     def examples(self, count: int) -> torch.Tensor:
-        """(count, D) of length 1, with this much of the signal in them."""
+        """(count, D) of length 0.9, with this much of the signal in them."""
         across = functional.normalize(torch.randn(count, D, generator=self.rng), dim=1)
-        return self.signal * self.direction + (1 - self.signal**2) ** 0.5 * across
+        return 0.9 * (self.signal * self.direction + (1 - self.signal**2) ** 0.5 * across)
 
     def uploads(self) -> torch.Tensor:
         sizes = torch.poisson(torch.full((N,), float(BATCH)), generator=self.rng).int().tolist()
@@ -614,7 +642,7 @@ def test_what_it_remembers_of_updates_and_uploads_by_loops():
             counted = verdicts[t - 1].memory["counted"]
             for i in range(N):
                 if counted[i]:
-                    past[i] += 0.02 * (views[t - 1].uploads[i].double().numpy() / S - past[i])
+                    past[i] += 0.02 * (views[t - 1].uploads[i].double().numpy() / UNIT - past[i])
         np.testing.assert_allclose(memory["ways"].numpy(), ways, atol=1e-6)
         # Half precision rounds by 2^-12 of a value at most, and of each rounding 0.98 is left a round later.
         assert np.abs(memory["past"].double().numpy() - past).max() <= 2**-12 * max(1e-3, np.abs(past).max()) / 0.02
@@ -625,14 +653,128 @@ def test_what_it_remembers_of_updates_and_uploads_by_loops():
     assert np.abs(past).max() > 0.3, "uploads add up to something"
 
 
+UNIT = honest_lengths(D, S, BATCH, 1.0, 2.5e-4)[1] / math.sqrt(D)
+"""What pasts are measured in: about the noise."""
+
+
+def lean_by_loops(own: np.ndarray, s: float) -> tuple[float, float]:
+    """(how far the upload of two rounds ago may echo in one, times its length; the noise across), as series."""
+    lean = mean(math.sqrt(max(0.0, 1.0 - float(row @ row))) for row in own)
+    d = own.shape[1]
+    again = min(lean / (s * math.sqrt(d) + 1e-30), 0.95)
+    echo = sum(lean**2 * again**i for i in range(2000))  # on the last but one, the one before that, and so on
+    return 1.5 * echo, math.sqrt(s * s + sum(lean**2 / d * again ** (2 * i) for i in range(2000)))
+
+
+@pytest.mark.parametrize(("length", "s"), [(0.9, S), (0.0, S), (1.0, S), (0.6, 0.01), (0.6, 0.0)])
+def test_what_momentum_does_by_loops(length, s):
+    own = length * functional.normalize(normal(AUXILIARY, D), dim=1)
+    view = replace(World().view(), noise_std=s)
+    found = fortified.Lean.of(view, own.norm(dim=1).square())
+    echo, noise = lean_by_loops(own.double().numpy(), s)
+    assert float(found.echo) == pytest.approx(echo, rel=1e-3, abs=1e-5)
+    assert float(found.noise) == pytest.approx(noise, rel=1e-3, abs=1e-5)
+
+
+def outside_by_loops(view: ServerView, memory: dict) -> np.ndarray:
+    """(n, 12) in float64: above and below what is expected along each of the six directions, as the docstrings say."""
+    own = view.contributions().double().numpy()
+    uploads = view.uploads.double().numpy()
+    old = {key: value.double().numpy() for key, value in memory.items()}
+
+    def bounds(direction: np.ndarray, lean: float) -> tuple[float, float, float]:
+        center, spread, square = moments([float(row @ direction) for row in own])
+        error = 3 * spread / math.sqrt(len(own)) + 0.1 * noise
+        return center - error, center + error + lean, math.sqrt(square / BATCH + noise**2)
+
+    echo, noise = lean_by_loops(own, S)
+    gradient = own.mean(0)
+    length = float(np.linalg.norm(gradient))
+    _, spread, square = moments([float(row @ gradient) / length for row in own])
+    error, slack = 3 * spread / math.sqrt(len(own)), 0.1 * noise + 0.15 * spread
+    across = math.sqrt(square / BATCH + noise**2)
+    found = []
+    for i, upload in enumerate(uploads):
+        above, below = [], []
+
+        def look(direction, low, high, deviation, upload=upload, above=above, below=below):
+            at = float(upload @ direction)
+            above.append((at - high) / deviation)
+            below.append((low - at) / deviation)
+
+        look(gradient / length, -(error**2) / 4 / length - slack, length + error + slack, across)
+        for speed, way in zip((0.3, 0.05, 0.01), old["ways"], strict=True):
+            size = float(np.linalg.norm(way))
+            unit = way / max(size, 1e-30)
+            look(unit, *bounds(unit, min(1.0, speed * old["heaviest"].max() * echo / max(size, 1e-30))))
+        look(old["rift"], *bounds(old["rift"], 0.0))
+        size = float(np.linalg.norm(old["past"][i]))
+        unit = old["past"][i] / max(size, 1e-30)
+        look(unit, *bounds(unit, min(1.0, 0.02 * echo / (UNIT * max(size, 1e-30)))))
+        found.append([above[0], below[0], *above[1:5], *below[1:5], above[5], below[5]])
+    return np.array(found)
+
+
+def test_evidence_along_all_directions_by_loops():
+    world, memory, sizes = World(), {}, np.array(evidence.SIZES)
+    for t in range(8):
+        view = world.view()
+        verdict = Fortified()(view, memory)
+        if t >= 3:  # by then every direction is something
+            assert all(memory[key].any() for key in ("ways", "rift", "past"))
+            steps = outside_by_loops(view, memory)[:, :, None] * sizes - sizes**2 / 2
+            wanted = np.maximum(0.0, memory["evidence"].double().numpy() + steps)
+            wanted = np.where(verdict.memory["counted"].numpy()[:, None, None], wanted, memory["evidence"].numpy())
+            np.testing.assert_allclose(verdict.memory["evidence"].numpy(), wanted, atol=2e-3)
+        memory = verdict.memory
+    assert wanted.max() > 0.1
+
+
+def test_the_rift_by_a_loop():
+    """The covariance of the pasts, of those who are not suspected, times the direction before."""
+    world = World()
+    memory = dict(played(world, 6)[1][-1].memory)
+    memory["evidence"] = memory["evidence"].clone()
+    memory["evidence"][2] = 1000.0
+    memory["counted"] = memory["counted"].clone()
+    memory["counted"][7] = False
+    found = Fortified()(world.view(), memory).memory["rift"].double().numpy()
+    clear = [i for i in range(N) if i not in (2, 7)]
+    past = memory["past"].double().numpy()[clear]
+    apart = past - past.mean(0)
+    wanted = sum(float(row @ memory["rift"].double().numpy()) * row for row in apart)
+    np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=1e-4)
+
+
+def test_the_rift_is_soon_where_liars_and_honest_workers_differ():
+    """Half push along a direction of their own, and the others back: the mean shows neither.
+
+    Measured over seeds 1 to 3 in round 28: cosines of 0.74 to 0.76 with that direction; by chance it would be 0.04.
+    """
+    world = World()
+    apart = functional.normalize(normal(D, name="apart"), dim=0)
+    sides = torch.where(torch.arange(N) < N // 2, 1.0, -1.0)[:, None]
+    memory, found = {}, []
+    for _ in range(29):
+        view = world.view(world.uploads() + 0.3 * sides * apart)
+        memory = Fortified(refused=0.001)(view, memory).memory
+        found.append(abs(float(memory["rift"] @ apart)))
+    assert found[2] < 0.3
+    assert found[-1] > 0.6
+    assert float(memory["rift"].norm()) == pytest.approx(1.0, abs=1e-5)
+    together = functional.normalize(memory["past"].float().mean(0), dim=0)
+    assert abs(float(together @ apart)) < 0.3
+
+
 def test_the_update_is_the_mean_by_the_odds():
     for believed in (2, 9):
         world = World()
-        memory = {}
-        for _ in range(4):
+        memory, left = played(world, 1)[1][0].memory, 0
+        memory = {**memory, "trust": torch.linspace(-7.0, 5.0, N)}  # some too little to be used
+        for _ in range(3):
             view = world.view(believed=believed)
             verdict = Fortified()(view, memory)
-            memory = verdict.memory
+            memory, left = verdict.memory, left + int((verdict.reason == Reason.SCORE).sum())
             odds = []
             for i in range(N):
                 ratios = [math.exp(each) for each in memory["evidence"][i].flatten().tolist()]
@@ -649,6 +791,7 @@ def test_the_update_is_the_mean_by_the_odds():
             torch.testing.assert_close(verdict.update.double(), wanted, atol=1e-6, rtol=1e-5)
             heaviest = max(odds[i] / total for i in range(N) if kept[i])
             assert float(memory["heaviest"][0]) == pytest.approx(heaviest, rel=1e-4)
+        assert left > 0
 
 
 def test_trust_by_a_loop():
@@ -739,7 +882,7 @@ def test_nothing_of_a_refused_upload_is_in_the_update_or_remembered(name):
         assert torch.equal(bad.reason[others], plain.reason[others])
         for key in ("evidence", "trust", "past", "counted"):
             assert torch.equal(bad.memory[key], plain.memory[key]), key
-        for key in ("ways", "step", "heaviest"):
+        for key in ("ways", "step", "heaviest", "rift"):
             assert torch.equal(bad.memory[key], plain.memory[key]), key
     assert not poison[0].kept[[1, 7]].any()
     for key in ("evidence", "trust"):
@@ -816,6 +959,12 @@ def test_a_server_without_examples_of_its_own_is_told():
         Fortified()(replace(World().view(), contributions=None), {})
 
 
+def test_one_example_is_too_few():
+    view = World().view()
+    with pytest.raises(SpecError, match="two examples"):
+        Fortified()(replace(view, contributions=lambda: view.contributions()[:1]), {})
+
+
 @pytest.mark.parametrize("wrapper", ["bucketing", "nnm"])
 def test_what_mixes_uploads_cannot_stand_before_it(wrapper, quick):
     with pytest.raises(SpecError, match="follows each worker") as refusal:
@@ -826,6 +975,8 @@ def test_what_mixes_uploads_cannot_stand_before_it(wrapper, quick):
 def test_uploads_that_are_no_noise_are_refused(quick):
     with pytest.raises(SpecError, match="sends no Gaussian noise"):
         run(quick(aggregator="fortified", worker="sign-gaussian"))
+    with pytest.raises(SpecError, match="not fresh in every round"):
+        run(quick(aggregator="fortified", worker="clipped-momentum"))
 
 
 # --- what a round tells it -----------------------------------------------------------------------------------------
@@ -857,7 +1008,9 @@ def test_a_round_tells_what_everyone_sent_last_and_what_the_servers_examples_wou
 
 
 def test_an_adversary_tries_it_with_examples_of_its_own(quick):
-    """What its `judge` knows of the server's examples are surrogates, and the memory is that of a first round."""
+    """What its `judge` knows of the server's examples are surrogates, without labels, since they may be uneven; and
+    the memory is that of a first round.
+    """
     seen = []
 
     def spy(view: ServerView, memory) -> Verdict:
@@ -868,7 +1021,7 @@ def test_an_adversary_tries_it_with_examples_of_its_own(quick):
     state = first_state(federation)
     for t in range(2):
         state, _ = play(federation, state, t)
-    tried = [labels is federation.surrogate_y for labels, _, _ in seen]
+    tried = [labels is None for labels, _, _ in seen]
     assert any(tried)
     assert sum(labels is federation.aux_y for labels, _, _ in seen) == 2
     assert all(not memory for (_, _, memory), trial in zip(seen, tried, strict=True) if trial)
@@ -881,7 +1034,10 @@ def test_an_adversary_tries_it_with_examples_of_its_own(quick):
 CPU = Compute(device="cpu", threads=1)
 SEEDS = (1, 2, 3)
 SIGMA = {"sigma": 2.438, "sigma_base": 2.438, "accountant": "rdp"}
-"""The noise of epsilon 2 in the 267 rounds of digits, by the accountant that is faster to price it."""
+"""The noise of epsilon 2 in digits' usual 267 rounds, by the accountant that is faster to price it."""
+
+ROUNDS = 240
+"""Enough for trust to be earned: at 160 rounds the early ones, when few can be told apart, still cost 3 points."""
 
 
 @dataclass(frozen=True)
@@ -917,12 +1073,12 @@ ATTACKS = {
 
 @lru_cache
 def attacked(name: str, seed: int) -> Outcome:
-    return whole(Spec(seed=seed, attack=ATTACKS[name], aggregator="fortified", **SIGMA))
+    return whole(Spec(seed=seed, attack=ATTACKS[name], aggregator="fortified", rounds=ROUNDS, **SIGMA))
 
 
 @lru_cache
 def unattacked() -> float:
-    return mean(whole(reference(Spec(seed=seed, **SIGMA))).accuracy for seed in SEEDS)
+    return mean(whole(reference(Spec(seed=seed, rounds=ROUNDS, **SIGMA))).accuracy for seed in SEEDS)
 
 
 # One run's difference from the honest one of its seed was measured over seeds 1 to 4 and all attacks: mean 0.00,
@@ -938,7 +1094,7 @@ def test_no_attack_costs_more_than_five_points(name):
 
 def test_two_stage_collapses_under_what_fortified_withstands():
     """Measured over the three seeds: 0.10 to 0.14, where ten classes make guessing 0.1. One of them will do."""
-    collapsed = whole(Spec(attack="score-banking", **SIGMA)).accuracy
+    collapsed = whole(Spec(attack="score-banking", rounds=ROUNDS, **SIGMA)).accuracy
     assert collapsed < 0.25
     assert mean(attacked("score-banking", seed).accuracy for seed in SEEDS) > collapsed + 0.5
 
@@ -958,7 +1114,7 @@ def most_refused(uploads: int, refused: float) -> int:
 def test_honest_uploads_are_refused_at_most_as_often_as_stated_under_attack():
     outcomes = [attacked(name, seed) for name in ATTACKS for seed in SEEDS]
     reasons = torch.cat([outcome.reasons[:, ~outcome.lying].flatten() for outcome in outcomes])
-    assert len(reasons) == 7 * 3 * 267 * 10
+    assert len(reasons) == 7 * 3 * ROUNDS * 10
     found = {reason: int((reasons == reason).sum()) for reason in TESTS}
     assert sum(found.values()) <= most_refused(len(reasons), 1.0)
     assert all(count <= most_refused(len(reasons), 0.25) for count in found.values()), found
@@ -978,20 +1134,17 @@ def test_honest_uploads_are_refused_more_often_if_that_is_allowed():
 def test_a_wrong_belief_makes_no_difference_in_the_end():
     """Half of all lie; the server believes in 20 % or in 80 % honest ones.
 
-    Measured: of who is used in the first 40 of 160 rounds some 10 % differ, and in the last 40 about 1 %.
+    Measured over seeds 1 to 3: in the first 80 of 160 rounds 8 to 14 % of who is used differ, in the last 40 nobody.
     """
-    early, late = [], []
-    for seed in (1, 2):
-        spec = Spec(seed=seed, byzantine=0.5, rounds=160, aggregator="fortified", **SIGMA)
-        few, many = (whole(spec, believed) for believed in (4, 16))
-        differ = ((few.reasons == Reason.KEPT) != (many.reasons == Reason.KEPT)).float()
-        early.append(float(differ[:40].mean()))
-        late.append(float(differ[-40:].mean()))
-        for outcome in (few, many):
-            used = outcome.reasons[-40:] == Reason.KEPT
-            assert used[:, ~outcome.lying].float().mean() > 0.99
-            assert used[:, outcome.lying].float().mean() < 0.15
-    assert mean(late) < 0.03 < mean(early)
+    spec = Spec(byzantine=0.5, rounds=160, aggregator="fortified", **SIGMA)
+    few, many = (whole(spec, believed) for believed in (4, 16))
+    differ = ((few.reasons == Reason.KEPT) != (many.reasons == Reason.KEPT)).float()
+    assert differ[-40:].mean() < 0.02
+    assert differ[:80].mean() > 0.04
+    for outcome in (few, many):
+        used = outcome.reasons[-40:] == Reason.KEPT
+        assert used[:, ~outcome.lying].float().mean() > 0.99
+        assert used[:, outcome.lying].float().mean() < 0.05
 
 
 def test_interrupted_and_resumed_is_the_same(quick, tmp_path):

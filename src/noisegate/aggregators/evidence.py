@@ -27,7 +27,7 @@ SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)
 """Shifts, in standard deviations, that are looked for. One in between is found nearly as fast."""
 
 FARTHEST = 30.0
-"""Distances count up to this many standard deviations: enough to be refused for good, and finite."""
+"""Distances count up to this many standard deviations: enough to be refused for some thirty rounds, and finite."""
 
 
 def gathered(before: Tensor | None, outside: Tensor, counts: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch.nn import functional
 from noisegate import checks
 from noisegate.aggregators.evidence import SIZES, gathered, largest, together
 from noisegate.aggregators.independence import GROUP, dependent, largest_product
-from noisegate.aggregators.noise_tests import honest_lengths, honest_significance, ks_rejects
-from noisegate.aggregators.probes import LEAN, Expected, along_gradient, along_history, least_agreement
+from noisegate.aggregators.noise_tests import honest_lengths, ks_rejects, room_for_signal
+from noisegate.aggregators.probes import LEAN, Expected, along_gradient, along_history, hoped_agreement
 from noisegate.errors import SpecError
 from noisegate.views import Memory, Reason, ServerView, Verdict
 
@@ -40,6 +40,9 @@ MOST_TRUST = 7.0
 
 LEAST_WEIGHT = 0.02
 """Uploads that would weigh less than this share of the heaviest are left out."""
+
+MOST_AGAIN = 0.95
+"""Of a lean, that the next upload may repeat. More is next to no noise, and nothing to find."""
 
 TINY = 1e-30
 """Stands in for a length of zero."""
@@ -95,8 +98,8 @@ class Fortified:
         low, high = honest_lengths(d, view.noise_std, view.batch, view.largest, chance)
         reason = torch.full_like(view.present, Reason.KEPT.value, dtype=torch.int64)
         if view.noise_std:
-            significance = honest_significance(d, view.noise_std, view.largest, chance)
-            unlike = ks_rejects(view.uploads, view.noise_std, significance, view.memory)
+            room = room_for_signal(d, view.noise_std, view.largest)
+            unlike = ks_rejects(view.uploads, view.noise_std, chance, view.memory, room)
             reason.masked_fill_(unlike, Reason.DISTRIBUTION.value)
         reason.masked_fill_((view.norms < low) | (view.norms > high), Reason.NORM.value)
         reason.masked_fill_(~view.present, Reason.MALFORMED.value)
@@ -106,22 +109,22 @@ class Fortified:
         known = Known.of(memory, view)
         limit = math.log(2 * PROBES * len(SIZES) / chance)
         squares = torch.linalg.vector_norm(own, dim=1).square()
-        leaning = LEAN * (view.largest**2 - squares).clamp(min=0.0).sqrt().mean().square()
+        lean = Lean.of(view, squares)
         # All directions at once: to read the uploads is what takes time.
         directions = torch.cat([own.mean(0)[None], known.ways, known.rift[None]])
         lengths = directions.norm(dim=1)
         directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
         found, of_own = view.uploads @ directions.T, own @ directions.T
         agreement = found[:, :1]
-        expected = along_gradient(of_own[:, :1], lengths[0], view.noise_std, view.batch)
-        along_ways = _along_ways(view, of_own[:, 1:], lengths[1:-1], known, leaning)
-        own_past, past, rift = _along_past(view, own, known, leaning, limit)
+        expected = along_gradient(of_own[:, :1], lengths[0], lean.noise, view.batch)
+        along_ways = _along_ways(view, of_own[:, 1:], lengths[1:-1], known, lean)
+        own_past, past, rift = _along_past(view, own, known, lean, limit, high / math.sqrt(d))
         outside = [expected.outside(agreement), along_ways.outside(found[:, 1:]), own_past]
         evidence = gathered(known.evidence, torch.cat(outside, 1), counts)
         reason.masked_fill_(counts & (largest(evidence) > limit), Reason.EVIDENCE.value)
 
         # 3. How much to trust it: the logarithm of the odds, but for the prior ones, that it is honest.
-        hoped = least_agreement(own, view.labels)
+        hoped = hoped_agreement(own, view.labels)
         trusted = _trusted(known.trust, agreement[:, 0], hoped, expected.deviation[0, 0])
         trust = torch.where(counts, trusted, known.trust)
         score = trust - together(evidence)
@@ -152,7 +155,7 @@ class Known(NamedTuple):
     evidence: (n, bounds, sizes) against each worker. trust: (n,) in each. ways: (SPEEDS, d) moving averages of the
     updates, up to the last but one; step: (d,) the last. heaviest: (2,) the largest weight of an upload in the last
     update and the one before. past: (n, d) moving averages of each worker's own uploads up to the last but one, in
-    units of the noise and in half precision, which is more than enough for something that is mostly noise.
+    units of about the noise and in half precision, which is more than enough for something that is mostly noise.
     rift: (d,) the direction in which the pasts of those who are not suspected differ most, as far as found.
     counted: (n,) whose last upload passed the first tests, and may become part of its past.
     """
@@ -182,32 +185,56 @@ def _contributions(view: ServerView) -> Tensor:
     if view.contributions is None:
         raise SpecError("aggregator 'fortified': needs ServerView.contributions, which this server does not have")
     own = view.contributions()
+    if len(own) < 2:
+        raise SpecError(f"aggregator 'fortified': needs two examples of the server's own or more, not {len(own)}")
     if not own.is_cuda and bool(own.norm() < torch.inf):  # nothing to replace, and a copy takes time
         return own
     return own.nan_to_num(0.0, 0.0, 0.0)
 
 
-def _along_ways(view: ServerView, own: Tensor, lengths: Tensor, known: Known, leaning: Tensor) -> Expected:
+class Lean(NamedTuple):
+    """What momentum does to an honest upload beside its signal.
+
+    echo: () how far it may reach along the worker's upload of two rounds ago, times that one's length: l^2 if it leans
+    by l on its last upload, and that one on the one before; and so on, each time by another l / (length of an upload).
+    noise: () its standard deviation along a direction that has nothing to do with it, that of the lean included.
+    """
+
+    echo: Tensor
+    noise: Tensor
+
+    @classmethod
+    def of(cls, view: ServerView, squares: Tensor) -> "Lean":
+        """squares: (A,) of the lengths that the server's examples would add; the lean is what lacks to the largest."""
+        d = view.uploads.shape[1]
+        lean = (view.largest**2 - squares).clamp(min=0.0).sqrt().mean()
+        again = (lean / (view.noise_std * math.sqrt(d) + TINY)).clamp(max=MOST_AGAIN)
+        noise = (view.noise_std**2 + lean.square() / d / (1 - again.square())).sqrt()
+        return cls(LEAN * lean.square() / (1 - again), noise)
+
+
+def _along_ways(view: ServerView, own: Tensor, lengths: Tensor, known: Known, lean: Lean) -> Expected:
     """What is expected along the averages of past updates and the rift: own (A, SPEEDS + 1) are the examples there.
 
     lengths: (SPEEDS,) of these averages.
     """
     part = _speeds(known.ways)[:, 0] * known.heaviest.amax()  # of one worker's upload in the newest part of a way
-    leans = (part * leaning / lengths.clamp(min=TINY)).clamp(max=1.0)
+    leans = (part * lean.echo / lengths.clamp(min=TINY)).clamp(max=1.0)
     leans = functional.pad(leans, (0, 1))  # the rift is older than anything that is still leaned on
-    return along_history(own, view.noise_std, view.batch, leans)
+    return along_history(own, lean.noise, view.batch, leans)
 
 
 def _along_past(
-    view: ServerView, own: Tensor, known: Known, leaning: Tensor, limit: float
+    view: ServerView, own: Tensor, known: Known, lean: Lean, limit: float, unit: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(n, bounds) the same along each worker's own past, (n, d) their pasts with their last uploads, (d,) the rift.
 
     The rift is the first principal component of the pasts, by one step of power iteration a round: pasts change more
     slowly than it converges. Where liars push and honest workers push back, no average shows either, but their
     difference does.
+    unit: that a past is measured in: the noise, or what fits half precision.
     """
-    n, unit = len(view.uploads), view.noise_std or 1.0
+    n = len(view.uploads)
     clear = known.counted if known.evidence is None else known.counted & (largest(known.evidence) <= limit)
     aim = torch.where(known.rift.any(), known.rift, own.mean(0))
     sums, loads = own.new_zeros(2, own.shape[1]), torch.stack([own.new_zeros(n), clear.to(own.dtype)])
@@ -227,8 +254,8 @@ def _along_past(
             average.mul_(1 - speed[here]).addcmul_(view.last[here], speed[here] / unit)
         past[here] = average
     lengths.clamp_(min=TINY)
-    leans = (OWN_SPEED * leaning / (unit * lengths)).clamp(max=1.0)
-    expected = along_history(of_own / lengths, view.noise_std, view.batch, leans)
+    leans = (OWN_SPEED * lean.echo / (unit * lengths)).clamp(max=1.0)
+    expected = along_history(of_own / lengths, lean.noise, view.batch, leans)
     outside = Expected(*(part.T for part in expected)).outside((found / lengths)[:, None])
     middle = loads[0].sum() / clear.sum().clamp(min=1)
     rift = sums[0] - middle * sums[1]
@@ -238,7 +265,7 @@ def _along_past(
 def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, deviation: Tensor) -> Tensor:
     """(n,) trust after a round: plus the logarithm of a likelihood ratio, honest against no signal at all.
 
-    hoped: () what an honest worker's agreement should at least be; near the optimum nothing, and nothing is learned.
+    hoped: () what an honest worker's agreement should be; near the optimum nothing, and nothing is learned.
     """
     looked_for = CAUTION * hoped
     seen = torch.minimum(agreement, hoped + LUCKY * deviation)

@@ -68,6 +68,7 @@ def _settled(products: Tensor, among: Tensor, limit: Tensor, trust: Tensor) -> T
     if not conflict.is_cuda and not bool(conflict.any()):
         return torch.zeros_like(among)
     leaning = torch.where(conflict, products, 0.0).sum(1)
+    leaning = (100 * leaning / leaning.amax()).round()  # of equal uploads products may be rounded differently
     order = torch.argsort(leaning, descending=True, stable=True)
     order = order[torch.argsort(conflict.sum(1)[order], stable=True)]
     order = order[torch.argsort((trust / STEP).round()[order], descending=True, stable=True)]

@@ -89,18 +89,15 @@ def ks_threshold(d: int, significance: float) -> float:
     return float(stats.kstwo.isf(significance, d))
 
 
-@functools.lru_cache(maxsize=64)
-def honest_significance(d: int, noise_std: float, largest: float, chance: float, tilt: float = 0.1) -> float:
-    """The significance at which the KS test refuses an upload of noise and a signal with at most this chance.
+def room_for_signal(d: int, noise_std: float, largest: float, tilt: float = 0.1) -> float:
+    """What a signal of at most this length can add to the KS statistic of noise.
 
-    A signal of length l moves the expected distribution of the coordinates by at most, in first order, the density
-    times its mean coordinate, and in second order l^2 / (8 s^2 d): 0.121 is half the largest slope of the density. So
-    the threshold is that of noise alone and this much more. The mean coordinate is at most l / sqrt(d), which only
-    a signal of equal coordinates has: up to the share `tilt` of that is allowed for.
+    It moves the expected distribution of the coordinates by at most, in first order, the density times its mean
+    coordinate, and in second order 0.121 l^2 / (s^2 d): half the largest slope of the density. The mean coordinate
+    is at most l / sqrt(d), which only a signal of equal coordinates has: up to the share `tilt` of that is allowed for.
     """
     signal = largest / (noise_std * math.sqrt(d))
-    moved = tilt * signal / math.sqrt(2 * math.pi) + 0.121 * signal**2
-    return float(stats.kstwo.sf(min(1.0, ks_threshold(d, chance) + moved), d))
+    return tilt * signal / math.sqrt(2 * math.pi) + 0.121 * signal**2
 
 
 class Edges(NamedTuple):
@@ -140,8 +137,12 @@ class Grid(NamedTuple):
         return 2 * self.half + 2
 
 
-def ks_rejects(uploads: Tensor, noise_std: float, significance: float, memory: int = 2**28) -> Tensor:
+def ks_rejects(
+    uploads: Tensor, noise_std: float, significance: float, memory: int = 2**28, room: float = 0.0
+) -> Tensor:
     """(n,) whether each float32 row's KS statistic, in float64, exceeds the one with the p-value `significance`.
+
+    room: by more than this.
 
     Exact, for finite values of any size and with any ties, and linear in n and d. `memory` is the most bytes of
     scratch, or what one row takes if that is more: 34 d bytes on CUDA, 110 d on a CPU at the worst. The 2 d edges, 32 d
@@ -150,17 +151,17 @@ def ks_rejects(uploads: Tensor, noise_std: float, significance: float, memory: i
     if uploads.dtype != torch.float32:
         raise TypeError(f"uploads are {uploads.dtype}; the edges of the KS test are exact for torch.float32 only")
     decide = count_every_value if uploads.is_cuda else count_where_in_doubt
-    return decide(uploads.detach(), noise_std, significance, memory)
+    return decide(uploads.detach(), noise_std, significance, memory, room)
 
 
-def count_every_value(uploads: Tensor, noise_std: float, significance: float, memory: int) -> Tensor:
+def count_every_value(uploads: Tensor, noise_std: float, significance: float, memory: int, room: float = 0.0) -> Tensor:
     """What `ks_rejects` promises, by one pass over all edges. Nothing depends on values but values: fit for a graph."""
     d = uploads.shape[1]
-    edges = _edges(d, noise_std, significance, uploads.device)
+    edges = _edges(d, noise_std, significance, uploads.device, room)
     if uploads.is_cuda and kernels.available():
         from noisegate.kernels import counting
 
-        guess = counting.Guess(1 / noise_std, ks_threshold(d, significance))
+        guess = counting.Guess(1 / noise_std, ks_threshold(d, significance) + room)
         blocks = uploads.contiguous().split(max(1, memory // counting.scratch_bytes(d)))
         # Views, since a kernel of our own is not seen by who notes which tensors a graph reads; making a view is.
         at, least, most = (part.view(-1) for part in (edges.at, edges.least, edges.most))
@@ -182,14 +183,17 @@ def _any_outside(values: Tensor, edges: Edges) -> Tensor:
     return (below.clamp(edges.least, edges.most) != below).any(1)
 
 
-def count_where_in_doubt(uploads: Tensor, noise_std: float, significance: float, memory: int) -> Tensor:
+def count_where_in_doubt(
+    uploads: Tensor, noise_std: float, significance: float, memory: int, room: float = 0.0
+) -> Tensor:
     """What `ks_rejects` promises, on a CPU: most rows are decided by their counts in bins of equal width.
 
     A count below an edge lies between the counts up to the left and up to the right end of the edge's bin. Where that
     leaves a doubt, the values in the bins in doubt are counted, edge by edge.
     """
     n, d = uploads.shape
-    grid, edges = _grid(d, noise_std, significance), _edges(d, noise_std, significance, uploads.device)
+    grid = _grid(d, noise_std, significance, room)
+    edges = _edges(d, noise_std, significance, uploads.device, room)
     rows = max(1, min(n, min(CHUNK, memory) // (8 * d + 18 * grid.bins)))
     scratch = _Scratch.of(rows, d, grid)
     rejected = np.zeros(n, dtype=bool)
@@ -257,9 +261,9 @@ def _sum_before(values: Integers) -> Integers:
 
 
 @functools.lru_cache(maxsize=2)
-def _grid(d: int, noise_std: float, significance: float) -> Grid:
+def _grid(d: int, noise_std: float, significance: float, room: float = 0.0) -> Grid:
     """The grid of `_edges`. Any scale serves that float32 can hold; this one spares most rows a closer look."""
-    edges = _edges(d, noise_std, significance, torch.device("cpu"))
+    edges = _edges(d, noise_std, significance, torch.device("cpu"), room)
     half = math.ceil(FINENESS * math.sqrt(d) / 2)
     scale = min(max(half / (REACH * noise_std), 1e-30), 1e30)
     nothing = np.zeros(0, np.int64)
@@ -274,9 +278,9 @@ def _grid(d: int, noise_std: float, significance: float) -> Grid:
 
 
 @functools.lru_cache(maxsize=2)
-def _edges(d: int, noise_std: float, significance: float, device: torch.device) -> Edges:
+def _edges(d: int, noise_std: float, significance: float, device: torch.device, room: float = 0.0) -> Edges:
     """The 2 d edges of the test. They take 5 ms for 25,450 coordinates and 4 s for ten million."""
-    ranks, threshold = np.arange(d + 1) / d, ks_threshold(d, significance)
+    ranks, threshold = np.arange(d + 1) / d, ks_threshold(d, significance) + room
 
     def low_no_more(values: Floats, i: Integers) -> Flags:
         return np.less_equal(ranks[i + 1] - _mass_below(values, noise_std), threshold)

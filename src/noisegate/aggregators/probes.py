@@ -47,7 +47,7 @@ class Expected(NamedTuple):
         return torch.cat([(found - self.high) / self.deviation, (self.low - found) / self.deviation], 1)
 
 
-def along_history(own: Tensor, noise_std: float, batch: int, leans: Tensor) -> Expected:
+def along_history(own: Tensor, noise_std: float | Tensor, batch: int, leans: Tensor) -> Expected:
     """For directions that the server's examples had no part in: own (A, K) are these examples along them.
 
     leans: (K,) what an upload may lie further along for having leaned on an older one.
@@ -57,7 +57,7 @@ def along_history(own: Tensor, noise_std: float, batch: int, leans: Tensor) -> E
     return Expected((mean - error)[None], (mean + error + leans)[None], _positive(deviation)[None])
 
 
-def along_gradient(own: Tensor, length: Tensor, noise_std: float, batch: int) -> Expected:
+def along_gradient(own: Tensor, length: Tensor, noise_std: float | Tensor, batch: int) -> Expected:
     """For the direction of the server's mean a itself, of this `length`: own (A, 1) are its examples along it.
 
     The workers' mean e is not known, but a = e + (error), so that <e, a> >= |e|^2 - |e| z r / sqrt(A), which is never
@@ -72,11 +72,12 @@ def along_gradient(own: Tensor, length: Tensor, noise_std: float, batch: int) ->
     return Expected(low[None], (length + error + slack)[None], _positive(deviation)[None])
 
 
-def least_agreement(own: Tensor, labels: Tensor | None) -> Tensor:
-    """() how far along the server's mean honest uploads should at least lie: as far as fresh examples, less an error.
+def hoped_agreement(own: Tensor, labels: Tensor | None) -> Tensor:
+    """() how far along the server's mean honest uploads should lie: as far as fresh examples would.
 
-    Its own (A, d) examples tell, each compared with the others and never with itself, less one standard error: the
-    model fits the workers' examples better than the server's, which it never saw.
+    Its own (A, d) examples tell, each compared with the others and never with itself. Where that is not above its
+    standard error, nothing is hoped for: 0. So it is near the optimum, where the model fits the workers' examples
+    better than the server's, which it never saw.
     labels: (A,) if there are as many examples of every class as of any other. Then a fresh one shares its class with
     one of (number of classes), and of the other examples fewer do.
     """
@@ -90,8 +91,8 @@ def least_agreement(own: Tensor, labels: Tensor | None) -> Tensor:
         within, between = _mean_over(products, same & others), _mean_over(products, ~same)
         fresh = between + (within - between) / same.sum(1).reciprocal().sum()
     error = (products.mean(1) / length).std() / len(own) ** 0.5  # the mean of the products is that with the mean
-    least: Tensor = (fresh / length - error).clamp(min=0.0)
-    return least
+    found = fresh / length
+    return torch.where(found > error, found, 0.0)
 
 
 def _mean_over(products: Tensor, pairs: Tensor) -> Tensor:
@@ -99,4 +100,4 @@ def _mean_over(products: Tensor, pairs: Tensor) -> Tensor:
 
 
 def _positive(lengths: Tensor) -> Tensor:
-    return lengths.clamp(min=torch.finfo(lengths.dtype).tiny)
+    return lengths.clamp(min=1e-15)  # whose square is not zero either

@@ -185,6 +185,11 @@ def _check_rule(spec: Spec, rule: Rule, worker: Worker, workers: int) -> None:
             f"{spec.canonical()['aggregator']['name']!r} tests for; choose another aggregator"
             + (f", such as {name!r}" if name in AGGREGATORS else "")
         )
+    if getattr(rule, "follows_workers", False) and not getattr(worker, "fresh", True):
+        raise SpecError(
+            f"worker = {spec.canonical()['worker']['name']!r}: its noise is not fresh in every round, which aggregator "
+            f"{spec.canonical()['aggregator']['name']!r} tests for; choose another worker, such as 'clipped'"
+        )
     if isinstance(rule, Robust):
         try:
             rule.check(workers)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class ClippedMomentum(Clipped):
     El Mhamdi, Guerraoui and Rouault (2021), where it lowers the noise that the rule has to see through; the values.
     """
 
+    fresh: ClassVar[bool] = False
     momentum: float = field(default=0.0, init=False)  # none before clipping
     carry: float = 0.9
 

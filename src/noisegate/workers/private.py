@@ -14,6 +14,8 @@ class Private:
 
     mechanism: ClassVar[str] = "gaussian"
     noisy: ClassVar[bool] = True
+    fresh: ClassVar[bool] = True
+    """Whether the noise of an upload is independent of every earlier one's."""
 
     def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
         """Sends its mean as it is: that has its noise already."""
