@@ -17,13 +17,22 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from noisegate import Compute, Spec, SpecError, reference, run
 from noisegate.aggregators import Fortified, evidence, fortified, independence
-from noisegate.aggregators.noise_tests import honest_lengths, honest_significance, ks_rejects, ks_threshold
+from noisegate.aggregators.noise_tests import (
+    count_every_value,
+    count_where_in_doubt,
+    honest_lengths,
+    ks_rejects,
+    ks_threshold,
+    room_for_signal,
+)
 from noisegate.aggregators.probes import CERTAINTY, Expected, along_gradient, along_history, hoped_agreement
 from noisegate.lab.setup import prepare
 from noisegate.simulate import accuracy, first_state, play
 from noisegate.streams import stream
 from noisegate.views import TESTS, Reason, ServerView, Verdict, receive
 from noisegate.workers import contributions_of
+from oracles import ks_statistic
+from test_noise_tests import quantiles
 from test_resume import contents, stop_after
 
 PROPERTY = settings(max_examples=150, deadline=None, derandomize=True)
@@ -125,12 +134,12 @@ def signals_of(d: int, length: float) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(("d", "s"), [(500, 0.15), (1600, 0.15)])
 def test_the_distribution_test_refuses_noise_with_a_signal_at_most_at_the_chance(d, s):
     chance, rows, refused = 0.05, 2000, {}
-    significance = honest_significance(d, s, 1.0, chance, TILT)
+    room = room_for_signal(d, s, 1.0, TILT)
     noise = s * normal(rows, d)
     for name, signal in signals_of(d, 1.0).items():
         assert float(signal.norm()) == pytest.approx(1.0, rel=1e-5)
         assert float(signal.mean()) <= TILT / d**0.5 * (1 + 1e-5)
-        found = int(ks_rejects(noise + signal, s, significance).sum())
+        found = int(ks_rejects(noise + signal, s, chance, room=room).sum())
         assert at_most(found, rows, chance), name
         refused[name] = int(ks_rejects(noise + signal, s, chance).sum())
     assert max(refused.values()) > rows * chance + SURE * math.sqrt(rows * chance), "the room it leaves is needed"
@@ -140,7 +149,7 @@ def test_the_room_for_a_signal_covers_what_it_moves():
     """The expected share of coordinates below each point, in float64, against that of noise alone."""
     points = np.linspace(-5, 5, 201)
     for d, s in ((500, 0.15), (1600, 0.05)):
-        room = ks_threshold(d, honest_significance(d, s, 1.0, 0.01, TILT)) - ks_threshold(d, 0.01)
+        room = room_for_signal(d, s, 1.0, TILT)
         moved = []
         for signal in signals_of(d, 1.0).values():
             below = stats.norm.cdf(points[:, None] - signal.double().numpy()[None] / s).mean(1)
@@ -148,14 +157,25 @@ def test_the_room_for_a_signal_covers_what_it_moves():
         assert room / 3 <= max(moved) <= room
 
 
-@pytest.mark.parametrize("chance", [0.05, 2.5e-4])
-@pytest.mark.parametrize(
-    ("d", "s"), [(40, 0.3), (2410, 0.15), (2410, 0.02), (25450, 0.05), (25450, 0.02), (10**7, 0.02)]
-)
-def test_the_threshold_is_that_of_noise_alone_and_the_room_for_a_signal(d, s, chance):
-    signal = 1 / (s * math.sqrt(d))
-    wanted = ks_threshold(d, chance) + TILT * signal / math.sqrt(2 * math.pi) + 0.121 * signal**2
-    assert ks_threshold(d, honest_significance(d, s, 1.0, chance, TILT)) == pytest.approx(wanted, rel=1e-3)
+@pytest.mark.parametrize("decide", [count_every_value, count_where_in_doubt])
+@pytest.mark.parametrize(("d", "s"), [(40, 0.3), (2410, 0.15), (2410, 0.02), (25450, 0.05), (25450, 0.02)])
+def test_with_room_the_statistic_may_be_larger_by_just_that(decide, d, s):
+    """Also where it could be by so much that noise has a p-value of 1e-90. Rows on either side of the sum."""
+    chance, room = 2.5e-4, room_for_signal(d, s, 1.0, TILT)
+    threshold = ks_threshold(d, chance) + room
+    offs = [sign * off for off in (1e-2, 1e-3, 1e-4, 1e-5) for sign in (-1, 1)]
+    rows = torch.stack([quantiles(d, side * (threshold - 0.5 / d + off), s) for off in offs for side in (-1, 1)])
+    assert [ks_statistic(row, s) > threshold for row in rows] == [off > 0 for off in offs for _ in range(2)]
+    found = decide(rows, s, chance, 2**28, room)
+    assert found.tolist() == [off > 0 for off in offs for _ in range(2)]
+
+
+@pytest.mark.parametrize("decide", [count_every_value, count_where_in_doubt])
+def test_with_more_room_than_a_statistic_can_be_large_nothing_is_refused(decide):
+    room = room_for_signal(40, 0.01, 1.0)
+    assert room > 1
+    rows = torch.cat([0.01 * normal(3, 40), torch.full((1, 40), 1e30), torch.zeros(1, 40)])
+    assert not decide(rows, 0.01, 2.5e-4, 2**28, room).any()
 
 
 # --- evidence ------------------------------------------------------------------------------------------------------
