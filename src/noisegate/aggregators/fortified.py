@@ -67,7 +67,7 @@ class Fortified:
     Those that pass are averaged, each with its odds of being honest: the prior odds that the server believes in, times
     what agreement with the server's examples has earned it so far, over the evidence against it. Trust is earned
     slowly, up to a limit, and never outweighs a test. No number of workers to keep is needed, and a wrong belief about
-    the share of honest ones is outweighed after a few rounds.
+    the share of honest ones is outweighed in time.
 
     refused: honest uploads wrongly refused, expected in 1,000. A fourth of it goes to each test.
     """
@@ -76,8 +76,8 @@ class Fortified:
 
     def __post_init__(self) -> None:
         checks.positive(refused=self.refused)
-        if self.refused > 500:
-            raise checks.refuse("refused", self.refused, "is out of 1,000, and must be at most 500")
+        if not 1e-3 <= self.refused <= 500:
+            raise checks.refuse("refused", self.refused, "is out of 1,000, and must be from 0.001 to 500")
 
     @property
     def tests_noise(self) -> bool:

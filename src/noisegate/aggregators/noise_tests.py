@@ -65,9 +65,9 @@ def honest_lengths(d: int, noise_std: float, batch: int, largest: float, chance:
 
     >>> low, high = honest_lengths(25450, 0.05, 16, 1.0, 1e-3)
     >>> round(low, 3), round(high, 3)
-    (7.86, 8.204)
+    (7.86, 8.235)
     """
-    sizes = np.arange(stats.poisson.isf(chance / 1e6, batch) + 1)
+    sizes = np.arange(stats.poisson.isf(max(chance / 1e6, 1e-15), batch) + 1)
     weights, signals = stats.poisson.pmf(sizes, batch), sizes * largest / batch
     if not noise_std:
         return 0.0, float(stats.poisson.isf(chance / 2, batch)) * largest / batch
