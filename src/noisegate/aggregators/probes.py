@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 CERTAINTY = 3.0
-"""Standard errors that an honest worker's mean may lie off that of the server's examples: a chance of 1 in 740, or of 1 in 270 with only 20 examples."""
+"""Standard errors that an honest worker's mean may lie off that of the server's examples.
+
+Beyond lies one in 740 on either side, or one in 270 if the error itself is known from 20 examples."""
 
 SKEW = 0.15
 """A worker's own mean may lie this share of the examples' spread below the server's gradient: data may be uneven."""
