@@ -91,7 +91,7 @@ def honest_uploads(seed: int, n: int = N) -> torch.Tensor:
     return 0.3 * signal + NOISE_STD * torch.randn(n, D, generator=rng)
 
 
-TENSORS = ("uploads", "norms", "present", "ties", "labels", "last")
+TENSORS = ("uploads", "norms", "present", "ties", "last")
 
 
 def server_view(uploads, seed: int = 0, believed: int = BELIEVED) -> ServerView:
@@ -101,7 +101,7 @@ def server_view(uploads, seed: int = 0, believed: int = BELIEVED) -> ServerView:
     gradients = torch.randn(20, D, generator=stream(seed, "auxiliary"))
     ties = torch.randperm(n, generator=stream(seed, "ties"))
     own = torch.nn.functional.normalize(gradients, dim=1) / 2
-    known = {"contributions": lambda: own, "labels": torch.arange(20) // 2, "last": rows.roll(D // 3, 1)}
+    known = {"contributions": lambda: own, "strata": 10, "last": rows.roll(D // 3, 1)}
     return ServerView(rows, norms, present, NOISE_STD, believed, mean_of(gradients), ties, **known)
 
 

@@ -25,13 +25,14 @@ from noisegate.aggregators.noise_tests import (
     ks_threshold,
     room_for_signal,
 )
-from noisegate.aggregators.probes import CERTAINTY, Expected, along_gradient, along_history, hoped_agreement
+from noisegate.aggregators.probes import CERTAINTY, Expected, Seen, along_gradient, along_history, hoped_agreement
 from noisegate.lab.setup import prepare
 from noisegate.simulate import accuracy, first_state, play
 from noisegate.streams import stream
 from noisegate.views import TESTS, Reason, ServerView, Verdict, receive
 from noisegate.workers import contributions_of
 from oracles import ks_statistic
+from test_doubts import doubts_by_loops, error_by_loops
 from test_noise_tests import quantiles
 from test_resume import contents, stop_after
 
@@ -268,6 +269,14 @@ def test_who_does_not_count_stays_and_what_is_not_finite_is_far():
     torch.testing.assert_close(found[1, 1], before[1, 1] + steps)
 
 
+def test_the_mean_likelihood_ratio_is_finite_whatever_the_evidence():
+    found = torch.zeros(4, 2 * fortified.PROBES, len(evidence.SIZES))
+    found[1], found[2, 3, 1], found[3] = 1e30, 1e30, 3.4e38
+    every = found[0].numel()
+    wanted = [0.0, evidence.PLENTY, evidence.PLENTY - math.log(every), evidence.PLENTY]
+    assert evidence.together(found).tolist() == pytest.approx(wanted, rel=1e-5)
+
+
 def test_who_was_as_far_off_as_counts_is_refused_for_some_thirty_rounds():
     """If it lies at the bound from then on; further inside, for fewer."""
     limit = math.log(2 * fortified.PROBES * len(evidence.SIZES) / 2.5e-4)
@@ -289,66 +298,107 @@ def vectors(edges: dict[tuple[int, int], float], n: int) -> torch.Tensor:
     return rows
 
 
-def left_out(uploads: torch.Tensor, limit: float, among=None, trust=None, ties=None) -> set[int]:
+def divided(uploads: torch.Tensor, limit: float, longest: float, among=None, trust=None, ties=None):
+    """(who is left out, what others have in common with each)"""
     n = len(uploads)
     among = torch.ones(n, dtype=torch.bool) if among is None else among
     trust = torch.zeros(n) if trust is None else trust
     ties = torch.arange(n) if ties is None else ties
-    found = independence.dependent(uploads, among, torch.tensor(limit), trust, ties)
-    assert (found.dtype, found.shape) == (torch.bool, (n,))
-    return set(found.nonzero().flatten().tolist())
+    handed = uploads, among, torch.tensor(limit), trust, ties
+    before = [each.clone() for each in handed]
+    copies, others = independence.shared(uploads, among, handed[2], longest, trust, ties)
+    assert all(torch.equal(*pair) for pair in zip(handed, before, strict=True))
+    assert (copies.dtype, copies.shape, others.dtype, others.shape) == (torch.bool, (n,), uploads.dtype, (n,))
+    return set(copies.nonzero().flatten().tolist()), others
 
 
-def one_by_one(uploads: torch.Tensor, limit: float, among, trust, ties) -> set[int]:
-    """Who is left out if they come in their order, and whoever conflicts with one that stayed goes."""
-    n = len(uploads)
-    gram = (uploads.double() @ uploads.double().T).abs()
-    rivals = {i: [j for j in range(n) if j != i and among[i] and among[j] and gram[i, j] > limit] for i in range(n)}
-    place = ties.tolist()
-    rank = {
-        i: (
-            -round(float(trust[i]) / independence.STEP),
-            len(rivals[i]),
-            -sum(gram[i, j] for j in rivals[i]),
-            place.index(i),
-        )
+def left_out(uploads: torch.Tensor, beyond: float, among=None, trust=None, ties=None) -> set[int]:
+    """Of uploads of which those count as copies whose inner product is beyond this."""
+    return divided(uploads, 0.0, math.sqrt(beyond / independence.ALIKE), among, trust, ties)[0]
+
+
+def conflicts_of(uploads: torch.Tensor, beyond: float, among) -> dict[int, dict[int, float]]:
+    """For each worker, whom it conflicts with, and their inner product."""
+    n, gram = len(uploads), (uploads.double() @ uploads.double().T).tolist()
+    return {
+        i: {j: gram[i][j] for j in range(n) if j != i and among[i] and among[j] and gram[i][j] > beyond}
         for i in range(n)
     }
+
+
+def in_order(rivals: dict[int, dict[int, float]], trust, ties) -> list[int]:
+    """Who comes first: the more trusted, then who conflicts with fewest, is leaned on most, is first by lot."""
+    place = ties.tolist()
+    return sorted(
+        rivals,
+        key=lambda i: (
+            -round(float(trust[i]) / independence.STEP),
+            len(rivals[i]),
+            -sum(rivals[i].values()),
+            place.index(i),
+        ),
+    )
+
+
+def one_by_one(rivals: dict[int, dict[int, float]], order: list[int]) -> set[int]:
+    """Who is left out if they come in their order, and whoever conflicts with one that stayed goes."""
     stay: set[int] = set()
-    for i in sorted(range(n), key=rank.__getitem__):
+    for i in order:
         if not stay & set(rivals[i]):
             stay.add(i)
-    return set(range(n)) - stay
+    return set(rivals) - stay
+
+
+def in_turns(rivals: dict[int, dict[int, float]], order: list[int], turns: int) -> set[int]:
+    """Who is left out if in every turn the rivals of all those go that come before all their rivals; and then the rest.
+
+    The rest are those who are in a conflict still.
+    """
+    left = {i: set(mine) for i, mine in rivals.items()}
+    out: set[int] = set()
+    for _ in range(turns):
+        first = [i for i in left if left[i] and all(order.index(i) < order.index(j) for j in left[i])]
+        out |= {j for i in first for j in left[i]}
+        left = {i: set() if i in out else left[i] - out for i in left}
+    return out | {i for i in left if left[i]}
 
 
 @st.composite
-def conflicts(draw):
-    """(uploads, among, trust, ties) of up to 8 workers: each turn settles two at least, so that four settle all."""
-    n = draw(st.integers(1, 8))
+def entangled(draw, most: int):
+    """(uploads, among, trust, ties) of up to so many workers."""
+    n = draw(st.integers(1, most))
     pairs = [(i, j) for i in range(n) for j in range(i)]
     edges = {pair: draw(st.sampled_from((0.0, 0.0, 1.0, 2.0, 4.0, -2.0))) for pair in pairs}
     among = torch.tensor([draw(st.integers(0, 4)) > 0 for _ in range(n)])
-    trust = torch.tensor([draw(st.sampled_from((0.0, 0.3, -0.3, 4.0, -7.0))) for _ in range(n)])
+    trust = torch.tensor([draw(st.sampled_from((0.0, 0.3, -0.3, 4.0, -7.0, -80.0))) for _ in range(n)])
     return vectors(edges, n), among, trust, torch.tensor(draw(st.permutations(range(n))))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(conflicts())
+@given(entangled(5))
 def test_conflicts_are_settled_as_one_by_one(case):
+    """Up to five workers: each turn settles two at least, and one alone is in no conflict."""
+    uploads, among, trust, ties = case
+    rivals = conflicts_of(uploads, 0.5, among)
+    assert left_out(uploads, 0.5, among, trust, ties) == one_by_one(rivals, in_order(rivals, trust, ties))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(entangled(8))
+def test_conflicts_are_settled_in_two_turns_and_what_is_left_then_is_left_out(case):
     uploads, among, trust, ties = case
     out = left_out(uploads, 0.5, among, trust, ties)
-    assert out == one_by_one(uploads, 0.5, among, trust, ties)
-    gram = (uploads @ uploads.T).abs()
+    rivals = conflicts_of(uploads, 0.5, among)
+    assert out == in_turns(rivals, in_order(rivals, trust, ties), 2)
     rest = [i for i in range(len(among)) if among[i] and i not in out]
-    assert all(gram[i, j] <= 0.5 for i in rest for j in rest if i != j), "no two of the rest conflict"
-    rivals = {i: [j for j in range(len(among)) if j != i and among[i] and among[j] and gram[i, j] > 0.5] for i in out}
-    assert all(rivals.values()), "nobody without a conflict is left out"
+    assert all(j not in rivals[i] for i in rest for j in rest), "no two of the rest conflict"
+    assert all(rivals[i] for i in out), "nobody without a conflict is left out"
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(st.integers(0, 10**6), st.integers(9, 60), st.floats(0.02, 0.9))
 def test_of_many_conflicts_nobody_is_left(seed, n, density):
-    """However entangled: what four turns do not settle is left out."""
+    """However entangled: what two turns do not settle is left out."""
     rng = stream(seed, "graph")
     linked = torch.rand(n, n, generator=rng) < density
     edges = {(i, j): 1.0 for i in range(n) for j in range(i) if linked[i, j]}
@@ -358,20 +408,53 @@ def test_of_many_conflicts_nobody_is_left(seed, n, density):
     assert all(any(i in edge for edge in edges) for i in out)
 
 
-def test_a_chain_too_long_to_be_settled_in_four_turns_is_cut():
+def test_a_chain_too_long_to_be_settled_in_two_turns_is_cut():
     """Each is more trusted than the next, so that each turn settles two; who is not settled then is left out."""
     n = 20
     uploads = vectors({(i, i + 1): 1.0 for i in range(n - 1)}, n)
     trust = -2 * independence.STEP * torch.arange(float(n))
-    assert left_out(uploads, 0.5, trust=trust) == {1, 3, 5, 7, *range(8, n)}
+    assert left_out(uploads, 0.5, trust=trust) == {1, 3, *range(4, n)}
 
 
-@pytest.mark.parametrize(("n", "d"), [(2, 600), (7, 33), (12, 2410), (25, 2410), (63, 999)])
+def test_nearly_always_the_first_turn_settles_all():
+    """Copies of several uploads, of each another number: one of each stays, and none has to wait for another."""
+    families = torch.arange(6).repeat_interleave(torch.tensor([1, 1, 2, 3, 5, 8]))
+    for seed in range(20):
+        rng = stream(seed, "families")
+        uploads = normal(6, 500, seed=seed)[families] + 0.3 * torch.randn(20, 500, generator=rng)
+        ties = torch.randperm(20, generator=rng)
+        rivals = conflicts_of(uploads, 300.0, torch.ones(20, dtype=torch.bool))
+        stay = sorted(set(range(20)) - in_turns(rivals, in_order(rivals, torch.zeros(20), ties), 1))
+        assert families[stay].tolist() == list(range(6))
+        stay = sorted(set(range(20)) - left_out(uploads, 300.0, ties=ties))
+        assert families[stay].tolist() == list(range(6))
+
+
+def test_the_order_of_conflicts_is_exact():
+    """One number stands for trust, conflicts, leaning and lot, as far as each of them goes."""
+    highest = (independence.GROUP * 44 + independence.GROUP) * 128 + 100  # a score is above -88, and steps are of 2
+    assert highest * independence.MOST_WORKERS < 2**53
+    n, most = independence.GROUP, independence.MOST_WORKERS
+    products = torch.full((n, n), 2.0).fill_diagonal_(0.0)  # all conflict with all: the most conflicts there can be
+    trust, rank = torch.full((n,), -87.0), torch.arange(most - n, most)
+    stays = independence._copies(products, torch.tensor(1.0), trust, rank).logical_not().nonzero().flatten().tolist()
+    assert stays == [0], "of equals the first by lot, though numbers differ by 1 in 5e13"
+    products[5, 7] = products[7, 5] = 2.0 + 2.0 * n * 0.02  # which are leaned on more
+    stays = independence._copies(products, torch.tensor(1.0), trust, rank).logical_not().nonzero().flatten().tolist()
+    assert stays == [5]
+    trust[500] = -84.9
+    stays = independence._copies(products, torch.tensor(1.0), trust, rank).logical_not().nonzero().flatten().tolist()
+    assert stays == [500]
+
+
+@pytest.mark.parametrize(("n", "d"), [(2, 600), (7, 33), (12, 2410), (25, 2410), (63, 999), (200, 300)])
 def test_of_equal_uploads_the_ties_keep_one(n, d):
     uploads = normal(1, d).repeat(n, 1)
     for seed in range(5):
         ties = torch.randperm(n, generator=stream(seed, "ties"))
-        assert left_out(uploads, 0.5 * d, ties=ties) == set(range(n)) - {int(ties[0])}
+        out, others = divided(uploads, 0.1 * d, float(uploads[0].norm()), ties=ties)
+        assert out == set(range(n)) - {int(ties[0])}
+        assert not others.any(), "what is left is said once"
 
 
 def partial_copies(copies: int, d: int, share: float, seed: int) -> torch.Tensor:
@@ -381,20 +464,39 @@ def partial_copies(copies: int, d: int, share: float, seed: int) -> torch.Tensor
     return rows
 
 
+def longest_of(uploads: torch.Tensor) -> float:
+    return float(uploads.norm(dim=1).max())
+
+
 def test_of_partial_copies_the_one_stays_that_they_imitate():
     for seed in range(20):
-        uploads = torch.cat([partial_copies(6, 2000, 0.6, seed), normal(5, 2000, seed=seed, name="others")])
+        uploads = torch.cat([partial_copies(6, 2000, 0.85, seed), normal(5, 2000, seed=seed, name="others")])
         places = torch.randperm(12, generator=stream(seed, "places"))
         ties = torch.randperm(12, generator=stream(seed, "ties"))
         imitators = {int(torch.argsort(places)[i]) for i in range(1, 7)}
-        assert left_out(uploads[places], 350.0, ties=ties) == imitators  # 0.36 * 2000 among copies, 224 by chance
+        longest = longest_of(uploads)
+        assert divided(uploads[places], 350.0, longest, ties=ties)[0] == imitators  # they share 0.72, and 0.85 with it
 
 
-def test_one_upload_made_of_many_others_goes_and_they_stay():
+def test_one_upload_made_of_others_goes_and_they_stay():
     for seed in range(20):
-        others = normal(10, 2000, seed=seed)
-        uploads = torch.cat([others, others.sum(0, keepdim=True) / 10**0.5])
-        assert left_out(uploads, 350.0, ties=torch.randperm(11, generator=stream(seed, "ties"))) == {10}
+        for many in (2, 3):
+            others = normal(many, 2000, seed=seed)
+            uploads = torch.cat([others, others.sum(0, keepdim=True) / many**0.5])
+            ties = torch.randperm(many + 1, generator=stream(seed, "ties"))
+            assert divided(uploads, 350.0, longest_of(uploads), ties=ties)[0] == {many}
+
+
+def test_one_upload_made_of_so_many_that_it_is_no_copy_of_any_shares_its_weight():
+    others = normal(10, 2000)
+    uploads = torch.cat([others, others.sum(0, keepdim=True) / 10**0.5])
+    longest = longest_of(uploads)
+    out, found = divided(uploads, 350.0, longest)
+    assert not out
+    products = uploads[:10].double() @ uploads[10].double()
+    assert float(found[10]) == pytest.approx(float(products.sum()) / longest**2, rel=1e-4)
+    assert float(found[10]) > 2.5
+    assert found[:10].tolist() == pytest.approx((products / longest**2).tolist(), rel=1e-4)
 
 
 def test_the_more_trusted_of_two_stays_however_many_rivals_it_has():
@@ -404,12 +506,163 @@ def test_the_more_trusted_of_two_stays_however_many_rivals_it_has():
     assert left_out(uploads, 0.5, trust=torch.tensor([0.9, 0.0, 0.0, 0.0])) == {0}, "a small difference is none"
 
 
+def others_by_loops(uploads: torch.Tensor, limit: float, longest: float, stay: list[int]) -> list[float]:
+    """How many further uploads each of those who stay is as good as repeated by; 0 for the others."""
+    found, rows = [0.0] * len(uploads), uploads.double()
+    for i in stay:
+        for j in stay:
+            product = float(rows[i] @ rows[j])
+            if i != j and product > limit:
+                found[i] += product / longest**2
+    return found
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(1, 30), st.floats(0.0, 1.0), st.floats(0.0, 0.7))
+def test_what_is_shared_by_loops(seed, n, common, limit):
+    """Copies are beyond half of the longest's square and beyond the limit; what stays is counted beyond the limit."""
+    rng = stream(seed, "shared")
+    uploads = torch.randn(n, 12, generator=rng) + 2 * common * torch.randn(12, generator=rng)
+    among = torch.rand(n, generator=rng) < 0.8
+    trust, ties = 3 * torch.randn(n, generator=rng), torch.randperm(n, generator=rng)
+    longest = longest_of(uploads)
+    out, found = divided(uploads, limit * longest**2, longest, among, trust, ties)
+    rivals = conflicts_of(uploads, max(limit, 0.5) * longest**2, among)
+    assert out == in_turns(rivals, in_order(rivals, trust, ties), 2)
+    stay = [i for i in range(n) if among[i] and i not in out]
+    assert found.tolist() == pytest.approx(others_by_loops(uploads, limit * longest**2, longest, stay), rel=1e-4)
+
+
+def test_what_those_say_who_are_not_among_them_does_not_matter():
+    """Not even what overflows."""
+    uploads = partial_copies(8, 600, 0.6, 1)
+    among = torch.arange(9) < 6
+    longest = longest_of(uploads)
+    plain = divided(uploads, 100.0, longest, among)
+    for huge in (torch.zeros(600), uploads[0], torch.full((600,), 3e38), -torch.full((600,), 3e38)):
+        uploads[6:] = huge
+        out, others = divided(uploads, 100.0, longest, among)
+        assert out == plain[0]
+        assert torch.equal(others, plain[1])
+    assert plain[1][:6].any()
+    assert not plain[1][6:].any()
+
+
+@st.composite
+def any_uploads(draw):
+    """(n, d) in float64: independent ones, ones with much in common, copies, opposites, of different lengths."""
+    n, d, seed = draw(st.integers(1, 25)), draw(st.integers(1, 30)), draw(st.integers(0, 10**6))
+    rng = np.random.default_rng(seed)
+    uploads = rng.standard_normal((n, d)) + draw(st.floats(0, 3)) * rng.standard_normal(d)
+    uploads[rng.random(n) < draw(st.floats(0, 1))] = uploads[0]
+    uploads *= 1 - draw(st.floats(0, 1)) * rng.random((n, 1))
+    uploads *= np.where(rng.random((n, 1)) < draw(st.floats(0, 0.5)), -1, 1)
+    return uploads, rng.random(n) ** draw(st.sampled_from((0, 1, 5)))
+
+
+@PROPERTY
+@given(any_uploads())
+def test_what_several_say_together_is_no_longer_than_what_so_many_would_say_alone(case):
+    """The theorem of the module: every positive product counts, and |sum w u|^2 <= L^2 sum w."""
+    uploads, odds = case
+    longest = max(float(np.linalg.norm(row)) for row in uploads)
+    weights = []
+    for i in range(len(uploads)):
+        others = sum(max(0.0, float(uploads[i] @ uploads[j])) for j in range(len(uploads)) if j != i)
+        weights.append(odds[i] / (1 + others / longest**2))
+    total = sum(weight * row for weight, row in zip(weights, uploads, strict=True))
+    assert float(total @ total) <= longest**2 * sum(weights) * (1 + 1e-9)
+
+
+@PROPERTY
+@given(any_uploads(), st.floats(0.0, 0.6))
+def test_with_the_weights_of_the_rule_only_what_honest_uploads_may_share_adds_to_that(case, share):
+    """Products up to the limit are not counted: they add limit (sum w)^2 at most, less what each has with itself."""
+    uploads, odds = torch.tensor(case[0]), torch.tensor(case[1])
+    longest, n = longest_of(uploads), len(uploads)
+    limit = share * longest**2
+    copies, others = independence.shared(
+        uploads, odds >= 0, torch.tensor(limit), longest, torch.zeros(n), torch.arange(n)
+    )
+    weights = odds * ~copies / (1 + others)
+    total, said = float((weights @ uploads).square().sum()), float(weights.sum())
+    assert total <= (longest**2 * said + limit * (said**2 - float(weights.square().sum()))) * (1 + 1e-6)
+    assert total <= (longest**2 + (n - 1) * limit) * said * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5])
+def test_uploads_that_all_share_as_much_weigh_together_just_what_so_many_independent_ones_do(share):
+    many, longest = 20, 3.0
+    gram = longest**2 * (share + (1 - share) * torch.eye(many, dtype=torch.float64))
+    uploads = torch.linalg.cholesky(gram)
+    out, others = divided(uploads, 0.05 * longest**2, longest)
+    assert not out
+    weights = 1 / (1 + others)
+    assert float(weights.sum()) == pytest.approx(many / (1 + (many - 1) * share))
+    assert float((weights @ uploads).norm() ** 2) == pytest.approx(longest**2 * float(weights.sum()))
+
+
+def honest_round(n: int, d: int, s: float, chance: float = 2.5e-4) -> tuple[torch.Tensor, float, float]:
+    """(uploads with a signal in common, what two may share, how long one may be)"""
+    signal = 0.5 * functional.normalize(normal(d, name="signal"), dim=0)
+    _, longest = honest_lengths(d, s, 16, 1.0, chance)
+    uploads = signal + s * normal(n, d)
+    limit = float(independence.largest_product(s, longest, torch.tensor(0.81), chance, n + 30 - 1))
+    return uploads, limit, longest
+
+
+def test_who_leans_on_honest_uploads_gets_none_of_them_left_out():
+    """30 liars, each with a tenth of all 20 honest uploads, for or against, and as long as these."""
+    honest, liars, d, share = 20, 30, 25450, 0.1
+    uploads, limit, longest = honest_round(honest, d, 0.05)
+    length = float(uploads.norm(dim=1).mean())
+    for seed in range(3):
+        rng = stream(seed, "signs")
+        signs = 2.0 * torch.randint(2, (liars, honest), generator=rng) - 1
+        fresh = length / d**0.5 * torch.randn(liars, d, generator=rng)
+        leaning = (1 - honest * share**2) ** 0.5 * fresh + share * signs @ uploads
+        assert float((leaning.norm(dim=1) / length - 1).abs().max()) < 0.05
+        every = torch.cat([uploads, leaning])
+        assert float((every[:honest] @ every[honest:].T).amax()) > limit, "it is seen that they lean"
+        ties = torch.randperm(honest + liars, generator=rng)
+        out, others = divided(every, limit, longest, trust=torch.zeros(honest + liars), ties=ties)
+        assert not out
+        weights = 1 / (1 + others)
+        assert float(weights[:honest].min()) > 0.3
+        assert float(weights[:honest].sum() / honest) > 0.9 * float(weights[honest:].sum() / liars)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.integers(1, 12), st.integers(1, 20), st.floats(0.0, 0.4))
+def test_whoever_displaces_an_upload_carries_half_of_it(seed, honest, liars, limit):
+    """Liars made of honest uploads in any way, as trusted as they like, and none longer than may be."""
+    rng = stream(seed, "displaced")
+    uploads = torch.randn(honest, 300, generator=rng)
+    mixed = torch.randn(liars, honest, generator=rng) ** 3 @ uploads + 3 * torch.randn(liars, 300, generator=rng)
+    uploads = functional.normalize(torch.cat([uploads, mixed]), dim=1).double()
+    n, trust = honest + liars, torch.cat([torch.zeros(honest), 7 * torch.rand(liars, generator=rng)])
+    out, _ = divided(uploads, limit, 1.0, trust=trust, ties=torch.randperm(n, generator=rng))
+    for i in out:
+        carried = [float(uploads[i] @ uploads[j]) for j in range(n) if j != i]
+        assert max(carried) > 0.5
+    kept = [i for i in range(honest) if all(float(uploads[i] @ uploads[j]) <= 0.5 for j in range(n) if j != i)]
+    assert not out & set(kept)
+
+
+def test_opposite_uploads_share_nothing_that_counts():
+    row = normal(1, 500)
+    out, others = divided(torch.cat([row, -row, -0.9 * row]), 10.0, float(row.norm()))
+    assert out == {2}, "of the two that are alike"
+    assert not others.any()
+
+
 def test_more_workers_than_a_group_are_compared_in_groups_and_never_all_at_once():
     n, d = 2 * independence.GROUP + 100, 40
     uploads = normal(n, d)
     uploads[1::2] = uploads[::2]  # pairs of equal ones
     ties = torch.randperm(n, generator=stream(1, "ties"))
-    largest = 0
+    longest = float(uploads.norm(dim=1).min()) * 1.3
+    limit, largest = 0.45 * longest**2, 0
 
     class Sizes(TorchDispatchMode):
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
@@ -419,17 +672,34 @@ def test_more_workers_than_a_group_are_compared_in_groups_and_never_all_at_once(
             return found
 
     with Sizes():
-        out = left_out(uploads, 0.9 * float(uploads.norm(dim=1).min()) ** 2, ties=ties)
-    assert largest <= max(independence.GROUP**2, n)
+        out, others = divided(uploads, limit, longest, ties=ties)
+    assert largest <= max(independence.GROUP**2, n * d)
     group = {int(i): at // independence.GROUP for at, i in enumerate(ties)}
     for i in range(0, n, 2):
         if group[i] == group[i + 1]:
             assert len({i, i + 1} & out) >= 1, "equal ones in a group"
     assert out, "some pairs meet"
+    assert others.any(), "and some share less"
     for members in ties.split(independence.GROUP):
-        limit = 0.9 * float(uploads.norm(dim=1).min()) ** 2
-        alone = left_out(uploads[members], limit)
+        alone, common = divided(uploads[members], limit, longest)
         assert {int(i) for i in members} & out == {int(members[i]) for i in alone}
+        stay = [i for i in range(len(members)) if i not in alone]
+        wanted = others_by_loops(uploads[members], limit, longest, stay)
+        assert common.tolist() == pytest.approx(wanted, rel=1e-4)
+        scale = (n - 1) / (len(members) - 1)
+        assert others[members].tolist() == pytest.approx([scale * each for each in wanted], rel=1e-4)
+
+
+def test_groups_stand_for_everybody_where_many_share_the_same():
+    """Of 600 that share a third each weighs about what it would if all were compared."""
+    n, share = independence.GROUP + 200, 0.35
+    uploads = share**0.5 * normal(1, 4000) + (1 - share) ** 0.5 * normal(n, 4000, name="apart")
+    ties = torch.randperm(n, generator=stream(1, "ties"))
+    out, others = divided(uploads, 0.2 * 4000, longest_of(uploads), ties=ties)
+    assert not out
+    gram = uploads.double() @ uploads.double().T
+    wanted = (gram.sum(1) - gram.diagonal()) / longest_of(uploads) ** 2
+    assert others.tolist() == pytest.approx(wanted.tolist(), rel=0.05)
 
 
 def test_honest_uploads_conflict_at_most_at_the_chance():
@@ -439,7 +709,7 @@ def test_honest_uploads_conflict_at_most_at_the_chance():
     uploads = signal + s * normal(rounds, n, d)
     _, high = honest_lengths(d, s, 16, 0.9, 1e-3)
     limit = float(independence.largest_product(s, high, signal.square().sum(), chance, n - 1))
-    products = (uploads @ uploads.mT).abs() * (1 - torch.eye(n))
+    products = (uploads @ uploads.mT) * (1 - torch.eye(n))
     in_conflict = (products > limit).any(2)
     assert at_most(int(in_conflict.sum()) // 2, rounds * n // 2, chance), "two are in every conflict"
     lower = float(signal.square().sum()) + (limit - float(signal.square().sum())) / 3
@@ -464,33 +734,49 @@ def moments(values: list[float]) -> tuple[float, float, float]:
     return center, spread, sum(value**2 for value in values) / len(values)
 
 
-def test_what_is_expected_along_the_past_by_a_loop():
-    own, leans, s, batch = normal(20, 3) + 0.5, torch.tensor([0.0, 0.2, 1.0]), 0.4, 16
-    low, high, deviation = along_history(own, s, batch, leans)
-    assert low.shape == high.shape == deviation.shape == (1, 3)
+def test_what_the_servers_examples_show_by_a_loop():
+    own, s, batch = normal(20, 3) + 0.5, 0.4, 16
+    own[:, 2] = 0.0
+    found = Seen.of(own, torch.tensor(s * s), batch)
+    assert all(part.shape == (3,) for part in found)
     for j in range(3):
         center, spread, square = moments(own[:, j].tolist())
+        assert float(found.mean[j]) == pytest.approx(center, rel=1e-5)
+        assert float(found.spread[j]) == pytest.approx(spread, rel=1e-5)
+        assert float(found.variance[j]) == pytest.approx(square / batch + s * s, rel=1e-5)
+        assert float(found.error(20)[j]) == pytest.approx(3 * spread / math.sqrt(20), rel=1e-5)
+    nothing = Seen.of(torch.zeros(20, 3), torch.tensor(0.0), batch)
+    assert (nothing.variance > 0).all(), "so that it can be divided by"
+
+
+def test_what_is_expected_along_the_past_by_a_loop():
+    own, leans, s = normal(20, 3) + 0.5, torch.tensor([0.0, 0.2, 1.0]), 0.4
+    low, high = along_history(Seen.of(own, torch.tensor(s * s), 16), 20, s, leans)
+    assert low.shape == high.shape == (3,)
+    for j in range(3):
+        center, spread, _ = moments(own[:, j].tolist())
         error = 3 * spread / math.sqrt(20) + 0.1 * s
-        assert float(low[0, j]) == pytest.approx(center - error, rel=1e-5)
-        assert float(high[0, j]) == pytest.approx(center + error + float(leans[j]), rel=1e-5)
-        assert float(deviation[0, j]) == pytest.approx(math.sqrt(square / batch + s * s), rel=1e-5)
+        assert float(low[j]) == pytest.approx(center - error, rel=1e-5)
+        assert float(high[j]) == pytest.approx(center + error + float(leans[j]), rel=1e-5)
 
 
 def test_what_is_expected_along_the_gradient_by_a_loop():
-    own, length, s, batch = normal(20, 1) + 0.5, torch.tensor(0.7), 0.4, 16
-    low, high, deviation = along_gradient(own, length, s, batch)
-    _, spread, square = moments(own[:, 0].tolist())
+    """Whose length is the mean of the examples along it."""
+    rows, s = normal(20, 8) / 8**0.5 + 0.5, 0.4
+    length = float(rows.mean(0).norm())
+    own = rows @ functional.normalize(rows.mean(0), dim=0)[:, None]
+    low, high = along_gradient(Seen.of(own, torch.tensor(s * s), 16), 20, s)
+    _, spread, _ = moments(own[:, 0].tolist())
     error, slack = 3 * spread / math.sqrt(20), 0.1 * s + 0.15 * spread
-    assert float(low) == pytest.approx(-(error**2) / 4 / 0.7 - slack, rel=1e-5)
-    assert float(high) == pytest.approx(0.7 + error + slack, rel=1e-5)
-    assert float(deviation) == pytest.approx(math.sqrt(square / batch + s * s), rel=1e-5)
-    nothing = along_gradient(torch.zeros(20, 1), torch.tensor(0.0), 0.0, batch)
+    assert float(low) == pytest.approx(-(error**2) / 4 / length - slack, rel=1e-5)
+    assert float(high) == pytest.approx(length + error + slack, rel=1e-5)
+    nothing = along_gradient(Seen.of(torch.zeros(20, 1), torch.tensor(0.0), 16), 20, 0.0)
     assert all(part.isfinite().all() for part in nothing)
 
 
 def test_outside_counts_deviations_beyond_either_end():
-    expected = Expected(torch.tensor([[-1.0, 0.0]]), torch.tensor([[1.0, 4.0]]), torch.tensor([[0.5, 2.0]]))
-    found = expected.outside(torch.tensor([[2.0, 4.0], [-2.0, 0.0]]))
+    expected = Expected(torch.tensor([[-1.0, 0.0]]), torch.tensor([[1.0, 4.0]]))
+    found = expected.outside(torch.tensor([[2.0, 4.0], [-2.0, 0.0]]), torch.tensor([[0.25, 4.0]]))
     assert found.tolist() == [[2.0, 0.0, -6.0, -2.0], [-6.0, -2.0, 2.0, 0.0]]
 
 
@@ -498,7 +784,8 @@ def test_outside_counts_deviations_beyond_either_end():
 def test_the_workers_mean_lies_outside_what_their_like_tell_as_rarely_as_stated(count):
     """Without noise, so that no room is left for it. The spread is estimated too: Student's distribution, two-sided."""
     directions = 20_000
-    low, high, _ = along_history(0.3 + normal(count, directions), 0.0, 16, torch.zeros(directions))
+    seen = Seen.of(0.3 + normal(count, directions), torch.tensor(0.0), 16)
+    low, high = along_history(seen, count, 0.0, torch.zeros(directions))
     outside = int(((low > 0.3) | (high < 0.3)).sum())
     stated = 2 * stats.t.sf(CERTAINTY, count - 1)
     assert at_most(outside, directions, stated)
@@ -515,7 +802,7 @@ def test_the_workers_mean_lies_outside_what_the_gradient_tells_as_rarely_as_stat
     for own in examples:
         gradient = own.mean(0)
         unit = gradient / gradient.norm()
-        low, high, _ = along_gradient(own @ unit[:, None], gradient.norm(), 0.0, 16)
+        low, high = along_gradient(Seen.of(own @ unit[:, None], torch.tensor(0.0), 16), count, 0.0)
         outside += not float(low) <= signal * float(unit[0]) <= float(high)
     assert at_most(outside, trials, 2 * stats.t.sf(CERTAINTY, count - 1))
 
@@ -526,7 +813,7 @@ def test_the_deviation_is_that_of_poisson_batches_and_noise():
     rng = np.random.default_rng(2)
     drawn = rng.random((draws, 50)) < batch / 50
     poisson = rng.poisson(batch / 50, (draws, 50))
-    _, _, deviation = along_history(torch.tensor(examples)[:, None], s, batch, torch.zeros(1))
+    deviation = Seen.of(torch.tensor(examples)[:, None], torch.tensor(s * s), batch).variance.sqrt()
     noise = s * rng.standard_normal(draws)
     by_poisson, by_coins = (np.std(counts @ examples / batch + noise) for counts in (poisson, drawn))
     assert float(deviation) == pytest.approx(by_poisson, rel=SURE / math.sqrt(2 * draws))
@@ -551,21 +838,25 @@ def agreement_by_loops(own: torch.Tensor, labels: list[int] | None) -> tuple[flo
     return fresh / length, error
 
 
-LABELS = [None, [i % 4 for i in range(12)], [i // 6 for i in range(12)]]
+def hoped(own: torch.Tensor, strata: int) -> float:
+    """With the length of the mean and the spread along it by a loop."""
+    rows = own.double()
+    length = float(rows.mean(0).norm())
+    spread = moments([float(row @ rows.mean(0)) / max(length, 1e-30) for row in rows])[1]
+    return float(hoped_agreement(own, torch.tensor(length), torch.tensor(spread), strata))
 
 
-@pytest.mark.parametrize("labels", LABELS, ids=["unknown", "four", "two"])
-def test_hoped_agreement_by_loops_over_pairs(labels):
+@pytest.mark.parametrize("strata", [1, 2, 4])
+def test_hoped_agreement_by_loops_over_pairs(strata):
     """What is not above its standard error is 0: of the weaker and weaker signals here, some are."""
-    classes = torch.tensor([0] * 12 if labels is None else labels)
+    classes = torch.arange(12) // (12 // strata)
     above = []
     noise = 0.5 * normal(12, 40) / 40**0.5
     for signal in (0.2, 0.1, 0.05, 0.02, 0.01, 0.003):
         own = noise - noise.mean(0) + signal * (1 + normal(4, 40, name="classes")[classes] / 3)
-        fresh, error = agreement_by_loops(own, labels)
+        fresh, error = agreement_by_loops(own, None if strata == 1 else classes.tolist())
         above.append(fresh > error)
-        found = float(hoped_agreement(own, None if labels is None else classes))
-        assert found == pytest.approx(fresh if above[-1] else 0.0, rel=1e-4)
+        assert hoped(own, strata) == pytest.approx(fresh if above[-1] else 0.0, rel=1e-4)
     assert above[0]
     assert not above[-1]
 
@@ -573,8 +864,8 @@ def test_hoped_agreement_by_loops_over_pairs(labels):
 def test_nothing_is_hoped_for_where_examples_do_not_agree():
     signs = torch.ones(20, 1)
     signs[::2] = -1
-    assert float(hoped_agreement(signs * normal(1, 50), None)) == 0.0
-    assert float(hoped_agreement(torch.zeros(20, 50), torch.arange(20) % 10)) == 0.0
+    assert hoped(signs * normal(1, 50), 1) == 0.0
+    assert hoped(torch.zeros(20, 50), 10) == 0.0
 
 
 def test_one_example_of_each_class_says_nothing_of_what_a_class_shares():
@@ -582,11 +873,11 @@ def test_one_example_of_each_class_says_nothing_of_what_a_class_shares():
     own = 0.5 * normal(12, 40) / 40**0.5 + 0.05
     fresh, error = agreement_by_loops(own, None)
     assert fresh * 11 / 12 > error
-    assert float(hoped_agreement(own, torch.arange(12))) == pytest.approx(fresh * 11 / 12, rel=1e-4)
+    assert hoped(own, 12) == pytest.approx(fresh * 11 / 12, rel=1e-4)
 
 
 def test_agreement_hoped_for_is_what_fresh_examples_have():
-    """Classes with means of their own, two server examples of each: without labels it would be too low."""
+    """Classes with means of their own, two server examples of each: taken for mixed ones, too little."""
     classes, each, d, trials = 10, 2, 60, 400
     centers = 0.1 + 0.5 * normal(classes, d, name="centers") / d**0.5
     labels = torch.arange(classes).repeat_interleave(each)
@@ -594,8 +885,8 @@ def test_agreement_hoped_for_is_what_fresh_examples_have():
     for seed in range(trials):
         own = centers[labels] + 0.5 * normal(len(labels), d, seed=seed) / d**0.5
         unit = functional.normalize(own.mean(0), dim=0)
-        told.append(float(hoped_agreement(own, labels)))
-        untold.append(float(hoped_agreement(own, None)))
+        told.append(hoped(own, classes))
+        untold.append(hoped(own, 1))
         had.append(float(centers.mean(0) @ unit))  # of any fresh example, in the mean
     off = [one - other for one, other in zip(told, had, strict=True)]
     margin = SURE * np.std(off) / math.sqrt(trials)
@@ -654,6 +945,7 @@ def test_what_it_remembers_of_updates_and_uploads_by_loops():
     views, verdicts = played(World(), rounds)
     ways = np.zeros((3, D))
     past = np.zeros((N, D))
+    limit = math.log(2 * fortified.PROBES * len(evidence.SIZES) / 2.5e-4)
     for t in range(rounds):
         memory = verdicts[t].memory
         if t >= 1:  # the update before this one, and what was sent with it if it passed the first tests
@@ -669,6 +961,9 @@ def test_what_it_remembers_of_updates_and_uploads_by_loops():
         assert torch.equal(memory["step"], verdicts[t].update)
         passed = ~torch.isin(verdicts[t].reason, torch.tensor([Reason.NORM, Reason.DISTRIBUTION, Reason.MALFORMED]))
         assert torch.equal(memory["counted"], passed)
+        assert memory["clear"].tolist() == [each <= limit for each in memory["evidence"].flatten(1).amax(1).tolist()]
+        weights = [float(verdict.memory["heaviest"][0]) for verdict in verdicts[max(0, t - 1) : t + 1]]
+        assert memory["heaviest"].tolist() == ([weights[0], 0.0] if t == 0 else weights[::-1])
     assert memory["past"].dtype == torch.float16
     assert np.abs(past).max() > 0.3, "uploads add up to something"
 
@@ -677,23 +972,29 @@ UNIT = honest_lengths(D, S, BATCH, 1.0, 2.5e-4)[1] / math.sqrt(D)
 """What pasts are measured in: about the noise."""
 
 
-def lean_by_loops(own: np.ndarray, s: float) -> tuple[float, float]:
-    """(how far the upload of two rounds ago may echo in one, times its length; the noise across), as series."""
-    lean = mean(math.sqrt(max(0.0, 1.0 - float(row @ row))) for row in own)
+def lean_by_loops(own: np.ndarray, s: float, largest: float = 1.0) -> tuple[float, float]:
+    """(how far the upload of two rounds ago may echo in one, times its length; the variance across), as series.
+
+    The lean is what lacks to the largest in the mean square. What it repeats of the one before is at most the largest.
+    """
+    lean = max(0.0, largest**2 - mean(float(row @ row) for row in own))
     d = own.shape[1]
-    again = min(lean / (s * math.sqrt(d) + 1e-30), 0.95)
-    echo = sum(lean**2 * again**i for i in range(2000))  # on the last but one, the one before that, and so on
-    return 1.5 * echo, math.sqrt(s * s + sum(lean**2 / d * again ** (2 * i) for i in range(2000)))
+    again = min(largest / (s * math.sqrt(d) + 1e-30), 0.95)
+    echo = sum(lean * again**i for i in range(2000))  # on the last but one, the one before that, and so on
+    return 1.5 * echo, s * s + sum(lean / d * again ** (2 * i) for i in range(2000))
 
 
+@pytest.mark.parametrize("largest", [1.0, 3.0])
 @pytest.mark.parametrize(("length", "s"), [(0.9, S), (0.0, S), (1.0, S), (0.6, 0.01), (0.6, 0.0)])
-def test_what_momentum_does_by_loops(length, s):
-    own = length * functional.normalize(normal(AUXILIARY, D), dim=1)
-    view = replace(World().view(), noise_std=s)
-    found = fortified.Lean.of(view, own.norm(dim=1).square())
-    echo, noise = lean_by_loops(own.double().numpy(), s)
+def test_what_momentum_does_by_loops(length, s, largest):
+    own = largest * length * functional.normalize(normal(AUXILIARY, D), dim=1)
+    own[: AUXILIARY // 2] *= 0.5
+    view = replace(World().view(), noise_std=s, largest=largest)
+    found = fortified.Lean.of(view, own)
+    echo, noise = lean_by_loops(own.double().numpy(), s, largest)
     assert float(found.echo) == pytest.approx(echo, rel=1e-3, abs=1e-5)
-    assert float(found.noise) == pytest.approx(noise, rel=1e-3, abs=1e-5)
+    assert float(found.noise) == pytest.approx(noise, rel=1e-3, abs=1e-7)
+    assert float(found.signals) == pytest.approx(mean(float(row @ row) for row in own), rel=1e-4)
 
 
 def outside_by_loops(view: ServerView, memory: dict) -> np.ndarray:
@@ -704,15 +1005,15 @@ def outside_by_loops(view: ServerView, memory: dict) -> np.ndarray:
 
     def bounds(direction: np.ndarray, lean: float) -> tuple[float, float, float]:
         center, spread, square = moments([float(row @ direction) for row in own])
-        error = 3 * spread / math.sqrt(len(own)) + 0.1 * noise
-        return center - error, center + error + lean, math.sqrt(square / BATCH + noise**2)
+        error = 3 * spread / math.sqrt(len(own)) + 0.1 * S
+        return center - error, center + error + lean, math.sqrt(square / BATCH + noise)
 
     echo, noise = lean_by_loops(own, S)
     gradient = own.mean(0)
     length = float(np.linalg.norm(gradient))
     _, spread, square = moments([float(row @ gradient) / length for row in own])
-    error, slack = 3 * spread / math.sqrt(len(own)), 0.1 * noise + 0.15 * spread
-    across = math.sqrt(square / BATCH + noise**2)
+    error, slack = 3 * spread / math.sqrt(len(own)), 0.1 * S + 0.15 * spread
+    across = math.sqrt(square / BATCH + noise)
     found = []
     for i, upload in enumerate(uploads):
         above, below = [], []
@@ -727,11 +1028,11 @@ def outside_by_loops(view: ServerView, memory: dict) -> np.ndarray:
             size = float(np.linalg.norm(way))
             unit = way / max(size, 1e-30)
             look(unit, *bounds(unit, min(1.0, speed * old["heaviest"].max() * echo / max(size, 1e-30))))
-        look(old["rift"], *bounds(old["rift"], 0.0))
+        look(old["rift"][0], *bounds(old["rift"][0], 0.0))
         size = float(np.linalg.norm(old["past"][i]))
         unit = old["past"][i] / max(size, 1e-30)
         look(unit, *bounds(unit, min(1.0, 0.02 * echo / (UNIT * max(size, 1e-30)))))
-        found.append([above[0], below[0], *above[1:5], *below[1:5], above[5], below[5]])
+        found.append([*above, *below])
     return np.array(found)
 
 
@@ -754,15 +1055,15 @@ def test_the_rift_by_a_loop():
     """The covariance of the pasts, of those who are not suspected, times the direction before."""
     world = World()
     memory = dict(played(world, 6)[1][-1].memory)
-    memory["evidence"] = memory["evidence"].clone()
-    memory["evidence"][2] = 1000.0
+    memory["clear"] = memory["clear"].clone()
+    memory["clear"][2] = False
     memory["counted"] = memory["counted"].clone()
     memory["counted"][7] = False
-    found = Fortified()(world.view(), memory).memory["rift"].double().numpy()
+    found = Fortified()(world.view(), memory).memory["rift"].double().numpy()[0]
     clear = [i for i in range(N) if i not in (2, 7)]
     past = memory["past"].double().numpy()[clear]
     apart = past - past.mean(0)
-    wanted = sum(float(row @ memory["rift"].double().numpy()) * row for row in apart)
+    wanted = sum(float(row @ memory["rift"].double().numpy()[0]) * row for row in apart)
     np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=1e-4)
 
 
@@ -778,7 +1079,7 @@ def test_the_rift_is_soon_where_liars_and_honest_workers_differ():
     for _ in range(29):
         view = world.view(world.uploads() + 0.3 * sides * apart)
         memory = Fortified(refused=0.001)(view, memory).memory
-        found.append(abs(float(memory["rift"] @ apart)))
+        found.append(abs(float(memory["rift"][0] @ apart)))
     assert found[2] < 0.3
     assert found[-1] > 0.6
     assert float(memory["rift"].norm()) == pytest.approx(1.0, abs=1e-5)
@@ -786,32 +1087,164 @@ def test_the_rift_is_soon_where_liars_and_honest_workers_differ():
     assert abs(float(together @ apart)) < 0.3
 
 
-def test_the_update_is_the_mean_by_the_odds():
-    for believed in (2, 9):
-        world = World()
-        memory, left = played(world, 1)[1][0].memory, 0
-        memory = {**memory, "trust": torch.linspace(-7.0, 5.0, N)}  # some too little to be used
-        for _ in range(3):
-            view = world.view(believed=believed)
-            verdict = Fortified()(view, memory)
-            memory, left = verdict.memory, left + int((verdict.reason == Reason.SCORE).sum())
-            odds = []
-            for i in range(N):
-                ratios = [math.exp(each) for each in memory["evidence"][i].flatten().tolist()]
-                against = max(0.0, math.log(sum(ratios) / len(ratios)))
-                score = float(memory["trust"][i]) - against
-                assert float(verdict.score[i]) == pytest.approx(score, abs=1e-4)
-                ratio = math.exp(score) * (believed / (N + 1)) / (1 - believed / (N + 1))
-                refused = int(verdict.reason[i]) in TESTS
-                odds.append(0.0 if refused else ratio / (1 + ratio))
-            kept = [each >= 0.02 * max(odds) and each > 0 for each in odds]
-            assert verdict.kept.tolist() == kept
-            total = sum(each for each, used in zip(odds, kept, strict=True) if used)
-            wanted = sum(odds[i] / total * view.uploads[i].double() for i in range(N) if kept[i])
-            torch.testing.assert_close(verdict.update.double(), wanted, atol=1e-6, rtol=1e-5)
-            heaviest = max(odds[i] / total for i in range(N) if kept[i])
-            assert float(memory["heaviest"][0]) == pytest.approx(heaviest, rel=1e-4)
-        assert left > 0
+def common_by_loops(view: ServerView, memory: dict) -> list[np.ndarray]:
+    """The averages of past updates and the rift, as unit vectors: directions that are the same for all."""
+    rows = [*memory["ways"].double().numpy(), memory["rift"].double().numpy()[0]]
+    return [row / max(float(np.linalg.norm(row)), 1e-30) for row in rows]
+
+
+def off_by_loops(view: ServerView, memory: dict, counted: list[bool]) -> torch.Tensor:
+    """(N, 4) how far everyone lies off the server's examples, on average over the rounds so far."""
+    own, off = view.contributions().double().numpy(), memory["off"].double().clone()
+    for k, way in enumerate(common_by_loops(view, memory)):
+        center = mean(float(row @ way) for row in own)
+        for i in range(N):
+            if counted[i]:
+                off[i, k] += 0.02 * (float(view.uploads[i].double().numpy() @ way) - center - off[i, k])
+    return off
+
+
+def doubt_in_round(view: ServerView, memory: dict, off: torch.Tensor, passed: list[bool]) -> list[float]:
+    """Of everyone, from the position that it has now."""
+    own = view.contributions().double().numpy()
+    along = [[float(row @ way) for row in own] for way in common_by_loops(view, memory)]
+    error = error_by_loops(torch.tensor(along).T, view.strata)
+    spread = [moments(values)[1] for values in along]
+    noise = [(moments(values)[2] / BATCH + lean_by_loops(own, S)[1]) * 0.02 / 1.98 for values in along]
+    return doubts_by_loops(off, error, spread, noise, passed, view.ties)
+
+
+@pytest.mark.parametrize("believed", [2, 9])
+@pytest.mark.parametrize("strata", [1, 5])
+def test_the_update_is_the_mean_by_the_odds(believed, strata):
+    """Over the doubt that is left, and what several say counted once: one leans on another."""
+    world = World()
+    memory = {**played(world, 4)[1][-1].memory}
+    memory["trust"] = torch.linspace(-7.0, 5.0, N)  # some too little to be used
+    memory["off"] = torch.linspace(0.0, 0.25, N).roll(3)[:, None] * torch.tensor([1.0, 0.2, 0.0, -0.5])
+    _, high = honest_lengths(D, S, BATCH, 1.0, 2.5e-4)
+    left, doubted, leaned = 0, 0.0, 0.0
+    for _ in range(3):
+        uploads = world.uploads()
+        uploads[6] = 0.42 * uploads[8] + (1 - 0.42**2) ** 0.5 * uploads[6]
+        before, view = memory, replace(world.view(uploads, believed), strata=strata)
+        verdict = Fortified()(view, memory)
+        memory, left = verdict.memory, left + int((verdict.reason == Reason.SCORE).sum())
+        signals = torch.tensor(mean(float(row @ row) for row in view.contributions().double()))
+        limit = float(independence.largest_product(S, high, signals, 2.5e-4, N - 1))
+        passed = [reason not in TESTS for reason in verdict.reason.tolist()]
+        others = others_by_loops(view.uploads, limit, high, [i for i in range(N) if passed[i]])
+        off = off_by_loops(view, before, memory["counted"].tolist())
+        torch.testing.assert_close(memory["off"].double(), off, atol=1e-5, rtol=1e-4)
+        doubt = doubt_in_round(view, before, off, passed)
+        odds = []
+        for i in range(N):
+            ratios = [math.exp(each) for each in memory["evidence"][i].flatten().tolist()]
+            score = float(memory["trust"][i]) - math.log(sum(ratios) / len(ratios))
+            assert float(verdict.score[i]) == pytest.approx(score - doubt[i], abs=2e-3)
+            ratio = math.exp(score) * (believed / (N + 1)) / (1 - believed / (N + 1))
+            odds.append(passed[i] * ratio / (1 + ratio) * math.exp(-doubt[i]) / (1 + others[i]))
+        kept = [each >= 0.02 * max(odds) and each > 0 for each in odds]
+        assert verdict.kept.tolist() == kept
+        total = sum(each for each, used in zip(odds, kept, strict=True) if used)
+        wanted = sum(odds[i] / total * view.uploads[i].double() for i in range(N) if kept[i])
+        torch.testing.assert_close(verdict.update.double(), wanted, atol=1e-4, rtol=1e-3)
+        heaviest = max(odds[i] / total for i in range(N) if kept[i])
+        assert float(memory["heaviest"][0]) == pytest.approx(heaviest, rel=1e-3)
+        doubted, leaned = max(doubted, *doubt), max(leaned, *others)
+    assert left > 0
+    assert doubted > 1
+    assert leaned > 0.3
+
+
+@pytest.mark.parametrize("refused", [1.0, 100.0])
+def test_a_worker_is_refused_just_where_the_evidence_of_all_bounds_and_sizes_has_its_share_of_the_chance(refused):
+    """A fourth of it, over 6 directions, either side of each, and 5 sizes."""
+    world, limit = World(), math.log(6 * 2 * 5 / (refused / 1000 / 4))
+    memory = dict(played(world, 5)[1][-1].memory)
+    view, memory["evidence"] = world.view(), torch.zeros_like(memory["evidence"])
+    memory["evidence"][3, 2, 0] = 5.0
+    first = Fortified(refused)(view, memory).memory["evidence"][3, 2, 0]
+    for beyond in (-0.01, 0.01):
+        memory["evidence"][3, 2, 0] = 5.0 + limit + beyond - first
+        verdict = Fortified(refused)(view, memory)
+        assert float(verdict.memory["evidence"][3, 2, 0]) == pytest.approx(limit + beyond, abs=1e-3)
+        assert (verdict.reason[3] == Reason.EVIDENCE) == (beyond > 0)
+        assert bool(verdict.memory["clear"][3]) == (beyond < 0)
+
+
+def test_what_two_honest_uploads_may_share_is_told_by_the_servers_examples(monkeypatch):
+    asked = []
+
+    def spy(uploads, among, limit, longest, trust, ties):
+        asked.append((float(limit), longest))
+        return independence.shared(uploads, among, limit, longest, trust, ties)
+
+    monkeypatch.setattr(fortified, "shared", spy)
+    view = World().view()
+    own = view.contributions().double() * torch.linspace(0.5, 1.0, AUXILIARY)[:, None]
+    Fortified()(replace(view, contributions=lambda: own.float()), {})
+    signals = mean(float(row @ row) for row in own)
+    _, high = honest_lengths(D, S, BATCH, 1.0, 2.5e-4)
+    width = S * stats.norm.isf(2.5e-4 / (4 * (N - 1))) * (high + math.sqrt(signals))
+    assert asked == [(pytest.approx(signals + width, rel=1e-5), high)]
+
+
+def test_the_reason_is_the_first_test_that_an_upload_did_not_pass():
+    stages = [Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION, Reason.EVIDENCE, Reason.DEPENDENT, Reason.SCORE]
+    passed = torch.rand(6, 500, generator=stream(1, "stages")) < 0.8
+    found = fortified._first_failed(list(passed))
+    for i in range(500):
+        failed = [stage for stage, ok in zip(stages, passed[:, i].tolist(), strict=True) if not ok]
+        assert int(found[i]) == (failed[0] if failed else Reason.KEPT)
+    assert len(set(found.tolist())) == 7
+
+
+def test_whoever_is_doubted_most_among_equals_is_left_out_but_not_accused():
+    """A factor of 55 is just beyond what is too little to be used."""
+    world = World()
+    memory = dict(played(world, 5)[1][-1].memory)
+    memory["trust"], memory["evidence"] = torch.zeros(N), torch.zeros_like(memory["evidence"])
+    memory["off"] = torch.zeros_like(memory["off"])
+    memory["off"][3] = 5.0
+    verdict = Fortified()(world.view(), memory)
+    assert verdict.reason[3] == Reason.SCORE
+    assert int(verdict.kept.sum()) == N - 1
+
+
+def first_rounds(d: int, s: float, signal: float, seed: int, rounds: int = 6) -> tuple[torch.Tensor, torch.Tensor]:
+    """(rounds, n) the reasons and the evidence, of honest workers only; the server's examples stay the same."""
+    n, rng = 20, stream(seed, "first rounds")
+    direction = functional.normalize(torch.randn(d, generator=rng), dim=0)
+
+    def examples(count: int) -> torch.Tensor:
+        across = functional.normalize(torch.randn(count, d, generator=rng), dim=1)
+        return 0.9 * (signal * direction + (1 - signal**2) ** 0.5 * across)
+
+    own, memory, last, reasons, against = examples(AUXILIARY), {}, torch.zeros(n, d), [], []
+    for _ in range(rounds):
+        sizes = torch.poisson(torch.full((n,), float(BATCH)), generator=rng).int().tolist()
+        sums = torch.stack([examples(size).sum(0) / BATCH for size in sizes])
+        sent = receive(sums + s * torch.randn(n, d, generator=rng), n, d, torch.zeros(d))
+        known = {"batch": BATCH, "largest": 1.0, "contributions": lambda: own, "last": last}
+        view = ServerView(*sent, s, 10, lambda normalized: own.mean(0), torch.arange(n), **known)
+        verdict = Fortified()(view, memory)
+        memory, last = verdict.memory, sent[0]
+        reasons.append(verdict.reason)
+        against.append(evidence.largest(memory["evidence"]))
+    return torch.stack(reasons), torch.stack(against)
+
+
+@pytest.mark.parametrize(("d", "s", "signal"), [(2410, 0.03, 0.0), (2410, 0.05, 0.1), (700, 0.15, 0.4)])
+def test_the_first_rounds_are_no_evidence_against_honest_workers(d, s, signal):
+    """Also with little noise, where the server's own examples agree with their mean far better than fresh ones do.
+
+    Evidence beyond h has a chance of exp(-h) along each bound and for each size; for h = 7 that is 1 in 18 at most.
+    """
+    for seed in range(3):
+        reasons, against = first_rounds(d, s, signal, seed)
+        assert not (reasons == Reason.EVIDENCE).any()
+        assert float((against > 7.0).float().mean()) < 2 * fortified.PROBES * len(evidence.SIZES) * math.exp(-7.0)
 
 
 def test_trust_by_a_loop():
@@ -819,20 +1252,20 @@ def test_trust_by_a_loop():
     trust = torch.linspace(-7, 7, 15)
     agreement = 3 * torch.randn(15, generator=rng)
     for hoped, deviation in ((0.3, 0.2), (0.0, 0.2), (1.0, 0.1)):
-        found = fortified._trusted(trust, agreement, torch.tensor(hoped), torch.tensor(deviation))
+        found = fortified._trusted(trust, agreement, torch.tensor(hoped), torch.tensor(deviation**2))
         for i in range(15):
             seen = min(float(agreement[i]), hoped + 2 * deviation)
             honest = stats.norm.logpdf(seen, hoped / 2, deviation)
             gained = honest - stats.norm.logpdf(seen, 0.0, deviation)
             assert float(found[i]) == pytest.approx(min(7.0, max(-7.0, float(trust[i]) + gained)), abs=1e-4)
-    assert torch.equal(fortified._trusted(trust, agreement, torch.tensor(0.0), torch.tensor(0.2)), trust)
+    assert torch.equal(fortified._trusted(trust, agreement, torch.tensor(0.0), torch.tensor(0.04)), trust)
 
 
 def test_trust_is_earned_slowly_and_only_to_a_limit():
     """A hundred times as far along the server's gradient as an honest worker, it earns no more than a lucky one."""
     hoped, deviation = torch.tensor(0.3), torch.tensor(0.2)
-    at_best = fortified._trusted(torch.zeros(1), hoped + 2 * deviation, hoped, deviation)
-    absurd = fortified._trusted(torch.zeros(1), torch.tensor([30.0]), hoped, deviation)
+    at_best = fortified._trusted(torch.zeros(1), hoped + 2 * deviation, hoped, deviation.square())
+    absurd = fortified._trusted(torch.zeros(1), torch.tensor([30.0]), hoped, deviation.square())
     assert torch.equal(absurd, at_best)
     assert float(at_best) < fortified.MOST_TRUST / 2
     _, verdicts = played(World(signal=0.9), 30)
@@ -900,12 +1333,11 @@ def test_nothing_of_a_refused_upload_is_in_the_update_or_remembered(name):
         assert bad.update.isfinite().all()
         assert torch.equal(bad.update, plain.update)
         assert torch.equal(bad.reason[others], plain.reason[others])
-        for key in ("evidence", "trust", "past", "counted"):
-            assert torch.equal(bad.memory[key], plain.memory[key]), key
-        for key in ("ways", "step", "heaviest", "rift"):
+        assert set(bad.memory) == set(fortified.Known._fields)
+        for key in bad.memory:
             assert torch.equal(bad.memory[key], plain.memory[key]), key
     assert not poison[0].kept[[1, 7]].any()
-    for key in ("evidence", "trust"):
+    for key in ("evidence", "trust", "off"):
         assert torch.equal(poison[0].memory[key][[1, 7]], memory[key][[1, 7]]), "it says nothing, for or against"
 
 
@@ -1006,7 +1438,7 @@ def test_a_round_tells_what_everyone_sent_last_and_what_the_servers_examples_wou
     seen = []
 
     def spy(view: ServerView, memory) -> Verdict:
-        kept = {name: getattr(view, name).clone() for name in ("uploads", "last", "labels")}
+        kept = {name: getattr(view, name).clone() for name in ("uploads", "last")}
         seen.append(replace(view, contributions=view.contributions().clone, **kept))
         return Fortified()(view, memory)
 
@@ -1021,31 +1453,53 @@ def test_a_round_tells_what_everyone_sent_last_and_what_the_servers_examples_wou
         assert torch.equal(seen[t].contributions(), wanted)
         assert torch.equal(seen[t].last, seen[t - 1].uploads if t else torch.zeros_like(seen[t].uploads))
         assert (seen[t].batch, seen[t].largest) == (16, 1.0)
-        assert torch.equal(seen[t].labels, federation.aux_y)
-        assert torch.bincount(seen[t].labels).tolist() == [3] * 10
+        assert seen[t].strata == 10
+    assert federation.aux_y.view(10, 3).tolist() == [[label] * 3 for label in federation.aux_y[::3].tolist()]
+    assert sorted(federation.aux_y[::3].tolist()) == list(range(10))
     assert seen[2].last.isfinite().all()
     assert seen[2].last.any()
 
 
+STRATA = {
+    (): 1,
+    (5,): 1,
+    (2, 2, 2): 1,
+    (0, 1, 2, 3): 4,
+    (3, 3, 0, 0, 7, 7): 3,
+    (0, 0, 1): 1,  # not as many of every class
+    (0, 1, 0, 1): 1,  # not one after the other
+    (0, 0, 1, 1, 0, 0): 1,
+    (0, 1, 1, 0): 1,
+    (0, 0, 1, 1, 1, 1, 2, 2): 1,
+}
+
+
+@pytest.mark.parametrize(("labels", "strata"), STRATA.items())
+def test_strata_are_classes_with_as_many_examples_one_after_the_other(quick, labels, strata):
+    federation = prepare(quick(), CPU).federation
+    assert federation.strata == 10
+    assert replace(federation, aux_y=torch.tensor(labels, dtype=torch.int64)).strata == strata
+
+
 def test_an_adversary_tries_it_with_examples_of_its_own(quick):
-    """What its `judge` knows of the server's examples are surrogates, without labels, since they may be uneven; and
+    """What its `judge` knows of the server's examples are surrogates, of no classes, since they may be uneven; and
     the memory is that of a first round.
     """
     seen = []
 
     def spy(view: ServerView, memory) -> Verdict:
-        seen.append((view.labels, view.contributions(), dict(memory)))
+        seen.append((view.strata, view.contributions(), dict(memory)))
         return Fortified()(view, memory)
 
     federation = replace(prepare(quick(attack="a-little-tuned"), CPU).federation, rule=spy)
     state = first_state(federation)
     for t in range(2):
         state, _ = play(federation, state, t)
-    tried = [labels is None for labels, _, _ in seen]
+    tried = [strata == 1 for strata, _, _ in seen]
     assert any(tried)
-    assert sum(labels is federation.aux_y for labels, _, _ in seen) == 2
+    assert sum(strata == 10 for strata, _, _ in seen) == 2
     assert all(not memory for (_, _, memory), trial in zip(seen, tried, strict=True) if trial)
-    served = next(own for labels, own, _ in seen if labels is federation.aux_y)
+    served = next(own for strata, own, _ in seen if strata == 10)
     assert not any(torch.equal(own, served) for (_, own, _), trial in zip(seen, tried, strict=True) if trial)
 
 
@@ -1101,8 +1555,8 @@ def unattacked() -> float:
     return mean(whole(reference(Spec(seed=seed, rounds=ROUNDS, **SIGMA))).accuracy for seed in SEEDS)
 
 
-# One run's difference from the honest one of its seed was measured in 267 rounds, over seeds 1 to 4 and all attacks:
-# mean 0.00, deviation 0.02. A mean of three has 0.012, so 5 points are four of its deviations.
+# One run's difference from the honest one of its seed was measured over these seeds, rounds and attacks: mean 0.01,
+# deviation 0.015. A mean of three has 0.009, so 5 points are more than four of its deviations.
 COST = 0.05
 
 
@@ -1114,7 +1568,8 @@ def test_no_attack_costs_more_than_five_points(name):
 
 def test_two_stage_collapses_under_what_fortified_withstands():
     """Measured over the three seeds: 0.10 to 0.14, where ten classes make guessing 0.1. One of them will do."""
-    collapsed = whole(Spec(attack="score-banking", rounds=ROUNDS, **SIGMA)).accuracy
+    rule = {"name": "two-stage", "server_gradient": "normalized"}
+    collapsed = whole(Spec(attack="score-banking", aggregator=rule, rounds=ROUNDS, **SIGMA)).accuracy
     assert collapsed < 0.25
     assert mean(attacked("score-banking", seed).accuracy for seed in SEEDS) > collapsed + 0.5
 

@@ -1,45 +1,57 @@
 """The automatic adversary: what it searches, what it keeps, and what it says. Most runs here are made up."""
 
+import io
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 import tomllib
 import weakref
 from dataclasses import replace
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from conftest import QUICK
 from noisegate import Compute, Spec, SpecError, StoreError, run
 from noisegate.attacks import ATTACKS
 from noisegate.catalog import setting_types
-from noisegate.cli.redteam import Evaluation
+from noisegate.cli.redteam import Evaluation, _verdict, _watched
 from noisegate.lab import crew as crew_module
 from noisegate.lab import read_spec, red_team, reference
+from noisegate.lab import trials as trials_module
 from noisegate.lab.crew import Crew, side_by_side
 from noisegate.lab.plot import plot
-from noisegate.lab.redteam import LATE, OWN_CLOCK, SETTINGS, SHARES, Outcome, Trial, _moved, _with
-from noisegate.lab.trials import TrialFolder
+from noisegate.lab.redteam import LATE, OWN_CLOCK, SETTINGS, SHARES, Outcome, Trial, _moved, _with, behaved, by_chance
+from noisegate.lab.trials import LOCK, TrialFolder
+from noisegate.version import __version__
 
 FLAGS = [word for key, value in QUICK.items() if key != "sigma_base" for word in (f"--{key}", str(value))]
 FLAGS += ["--accountant", "rdp", "--device", "cpu", "--jobs", "1"]
 
 
-HOW = "--device cpu --threads 1"
+HOW = f"noisegate {__version__} --device cpu --threads 1"
+REAL = sorted(set(ATTACKS) - {"none"})
 
 
 def attack_of(spec: Spec) -> dict:
     return spec.canonical()["attack"]
 
 
+PEACE = Outcome("done", 0.91, 0.6, 0.05)
+"""What workers that behave leave, if nothing else is said."""
+
+
 class Pretend:
     """In place of runs: an accuracy by a formula. Keeps what it was asked for."""
 
-    def __init__(self, formula):
-        self.formula, self.asked = formula, []
+    def __init__(self, formula, peace: Outcome = PEACE):
+        self.formula, self.asked, self.peace = formula, [], peace
 
     def __call__(self, specs, stage):
         self.asked += [(stage, spec) for spec in specs]
@@ -48,6 +60,8 @@ class Pretend:
     def outcome(self, spec: Spec) -> Outcome:
         if spec.byzantine == 0:
             return Outcome("done", 0.9, 0.0, 0.05)
+        if spec == behaved(spec):
+            return self.peace
         found = self.formula(spec)
         return found if isinstance(found, Outcome) else Outcome("done", found, 0.5, 0.05)
 
@@ -101,13 +115,13 @@ def test_every_attack_is_screened_early_and_late():
     red_team(Spec(), pretend, budget=2 * len(ATTACKS) * 2)
     screened = [(attack_of(spec)["name"], spec.attack_start) for stage, spec in pretend.asked if stage == "screen"]
     assert sorted(screened) == sorted(
-        [(name, 0.0) for name in ATTACKS] + [(name, LATE) for name in ATTACKS if name not in OWN_CLOCK]
+        [(name, 0.0) for name in REAL] + [(name, LATE) for name in REAL if name not in OWN_CLOCK]
     )
 
 
 def test_an_attack_that_the_table_does_not_know_comes_first_and_is_only_moved_in_time(monkeypatch):
     monkeypatch.delitem(SETTINGS, "gaussian")
-    own = Spec(attack="none")
+    own = Spec(attack="zero", attack_start=0.1)
     pretend = Pretend(lambda spec: 0.3 if attack_of(spec)["name"] == "gaussian" else 0.5)
     red_team(own, pretend, budget=200)
     tried = [spec for spec in pretend.searched() if attack_of(spec)["name"] == "gaussian" and spec.byzantine == 0.6]
@@ -132,7 +146,7 @@ def test_the_budget_is_never_exceeded_and_nothing_is_run_twice(budget, formula):
     assert len(pretend.searched()) <= budget
     assert {spec.name() for _, spec in found.untried}.isdisjoint(names)
     if budget == 1:
-        assert {attack_of(spec)["name"] for _, spec in found.untried} == set(ATTACKS)
+        assert {attack_of(spec)["name"] for _, spec in found.untried} == set(REAL)
 
 
 def test_a_small_budget_leaves_runs_for_settings_and_shares():
@@ -188,16 +202,118 @@ def test_skipped_and_failed_runs_are_reported_and_skipped_ones_cost_nothing():
 def test_nothing_that_ended_is_no_worst_case():
     found = red_team(Spec(), Pretend(lambda spec: Outcome("failed", message="broke")), budget=30, seeds=[1, 2])
     assert found.worst is None
+    assert found.cost is None
+    assert not found.harmful(360)
     assert found.seeds == ()
+
+
+def formula_where_behaving_would_be_the_worst(spec: Spec) -> float:
+    return 0.1 if attack_of(spec)["name"] == "none" else 0.5
+
+
+@pytest.mark.parametrize("own", [Spec(), Spec(attack="none"), Spec(attack="none", attack_start=0.3)])
+def test_to_behave_is_no_attack(own):
+    pretend = Pretend(formula_where_behaving_would_be_the_worst, Outcome("done", 0.1, 0.6, 0.05))
+    found = red_team(own, pretend, budget=40, seeds=[2])
+    assert found.yardsticks.behaved.spec == behaved(own)
+    assert found.yardsticks.behaved.accuracy == 0.1
+    assert found.worst.accuracy == 0.5
+    assert "none" not in {trial.attack for trial in found.trials}
+    assert "none" not in {attack_of(spec)["name"] for spec in pretend.searched()}
+    assert [again.yardsticks.behaved.spec for again in found.seeds] == [replace(behaved(own), seed=2)]
+
+
+def test_what_behaving_did_not_end_in_is_told_and_not_measured_by():
+    found = red_team(Spec(), Pretend(planted, Outcome("failed", message="ValueError: broke")), budget=30)
+    assert found.unfinished() == [found.yardsticks.behaved]
+    assert found.yardsticks.accuracy == 0.9
+
+
+# Noise.
+
+
+@pytest.mark.parametrize("runs", [1, 50])
+@pytest.mark.parametrize("accuracy", [0.05, 0.5, 0.9])
+def test_noise_is_what_the_worst_of_many_equal_runs_seems_to_cost(accuracy, runs):
+    rng = np.random.default_rng(1)
+    right = rng.binomial(360, accuracy, size=(20_000, runs + 1)) / 360
+    seems = right[:, 0] - right[:, 1:].min(1)
+    noise = by_chance(accuracy, 360, runs)
+    assert (seems > noise).mean() < 0.055
+    assert (seems > noise / 2).mean() > 0.15  # it is not simply large
+
+
+def test_an_accuracy_that_nothing_can_be_above_or_below_has_noise_too():
+    assert by_chance(1.0, 360) == pytest.approx(by_chance(0.0, 360))
+    assert 0.005 < by_chance(1.0, 360) < 0.02
+
+
+def costing(points: float, elsewhere: float = 0.0):
+    """Trojans cost so much on the spec's seed, and so much on others; nothing else costs anything."""
+
+    def formula(spec):
+        cost = points if spec.seed == 1 else elsewhere
+        return 0.9 - (cost / 100 if attack_of(spec)["name"] == "trojan" else 0)
+
+    return formula
+
+
+def test_what_an_attack_cost_is_measured_by_the_lower_yardstick():
+    assert red_team(Spec(), Pretend(costing(20)), budget=30).cost == pytest.approx(0.2)
+    dear = red_team(Spec(), Pretend(costing(20), Outcome("done", 0.72)), budget=30)
+    assert dear.cost == pytest.approx(0.02)
+    assert not dear.harmful(360)
+
+
+@pytest.mark.parametrize(
+    ("points", "elsewhere", "seeds", "examples", "harmful"),
+    [
+        (3, 3, [], 360, False),
+        (3, 3, [2, 3, 4], 360, False),  # other seeds do not make much of little
+        (3, 3, [], 10_000, True),
+        (20, 20, [], 360, True),
+        (20, 20, [2, 3], 360, True),
+        (20, 0, [2, 3], 360, False),
+        (20, 0, [1], 360, True),  # the seed that it was chosen on says nothing
+        (-1, 0, [], 10_000, False),
+    ],
+)
+def test_harm_is_more_than_noise_there_and_on_other_seeds(points, elsewhere, seeds, examples, harmful):
+    found = red_team(Spec(), Pretend(costing(points, elsewhere)), budget=25, seeds=seeds)
+    assert found.harmful(examples) is harmful
+
+
+@pytest.mark.parametrize(
+    ("points", "elsewhere", "seeds", "says"),
+    [
+        (20, 0, [], r"the worst case cost 20.0 points \(trojan: accuracy 0.700 instead of 0.900\).*with --seeds"),
+        (20, 15, [2, 3], r"the worst case cost 20.0 points .* not chosen on it cost 15.0 points on average$"),
+        (20, 1, [2, 3], r"cost 20.0 points .*, but .* it cost 1.0 points on average, .* nothing was found that surely"),
+        (2, 0, [], r"no attack cost more than 2.0 points \(trojan: .*\), and .* up to [6-9]\.. points .* nothing was"),
+        (0, 0, [], r"no attack lowered the accuracy \(.*: accuracy 0.900 instead of 0.900\), and .* nothing was"),
+    ],
+)
+def test_the_verdict_does_not_take_noise_for_harm(points, elsewhere, seeds, says):
+    found = red_team(Spec(), Pretend(costing(points, elsewhere)), budget=25, seeds=seeds)
+    assert re.search(says, _verdict(found, 360))
+    assert ("nothing was found" in _verdict(found, 360)) is not found.harmful(360)
+
+
+def test_the_verdict_on_nothing():
+    found = red_team(Spec(), Pretend(lambda spec: Outcome("failed", message="broke")), budget=30)
+    assert _verdict(found, 360) == "no attack came to its end; see above"
 
 
 def test_seeds_repeat_the_worst_case_beside_the_budget():
     pretend = Pretend(lambda spec: planted(spec) + spec.seed / 100)
     found = red_team(Spec(), pretend, budget=100, seeds=[1, 2, 3, 2])
-    assert [trial.spec for trial, _ in found.seeds] == [replace(found.worst.spec, seed=seed) for seed in (1, 2, 3)]
-    assert [clean.spec for _, clean in found.seeds] == [reference(trial.spec) for trial, _ in found.seeds]
+    worst = [again.worst.spec for again in found.seeds]
+    assert worst == [replace(found.worst.spec, seed=seed) for seed in (1, 2, 3)]
+    assert [again.yardsticks.reference.spec for again in found.seeds] == [reference(spec) for spec in worst]
+    assert [again.yardsticks.behaved.spec for again in found.seeds] == [behaved(spec) for spec in worst]
+    assert [again.worst.spec.seed for again, _ in found.elsewhere()] == [2, 3]
     again = [spec for stage, spec in pretend.asked if stage == "seeds"]
-    assert [spec.seed for spec in again] == [2, 3, 2, 3]  # seed 1 was known
+    assert [spec.seed for spec in again] == [2, 3] * 3  # seed 1 was known
 
 
 def test_a_default_is_left_out_so_that_equal_attacks_are_one_spec():
@@ -243,54 +359,123 @@ class Interrupting:
             yield i, self.pretend.outcome(specs[i])
 
 
-def searched(folder, crew, **settings):
-    return red_team(Spec(), Evaluation(crew, TrialFolder(folder, Spec(), HOW), lambda trial: None), **settings)
+def searched(path, crew, **settings):
+    with TrialFolder(path, Spec(), HOW) as folder:
+        return red_team(Spec(), Evaluation(crew, folder, lambda trial: None), **settings)
 
 
-@pytest.mark.parametrize("until", [0, 1, 30, 60])
+def kept(path, how=HOW) -> float | None:
+    """The accuracy of the default spec that a search would find there."""
+    with TrialFolder(path, Spec(), how) as folder:
+        found = folder.find(Spec())
+    return found.accuracy if found else None
+
+
+@pytest.mark.parametrize("until", [0, 1, 15, 38])
 def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path, until):
-    whole = searched(tmp_path / "whole", Interrupting(planted), budget=80)
+    whole = searched(tmp_path / "whole", Interrupting(planted), budget=40)
     with pytest.raises(KeyboardInterrupt):
-        searched(tmp_path / "broken", Interrupting(planted, until), budget=80)
+        searched(tmp_path / "broken", Interrupting(planted, until), budget=40)
     crew = Interrupting(planted)
-    resumed = searched(tmp_path / "broken", crew, budget=80)
+    resumed = searched(tmp_path / "broken", crew, budget=40)
     assert resumed == whole
-    assert crew.played == 80 + 1 - until  # and the reference
-    assert searched(tmp_path / "broken", done := Interrupting(planted), budget=80) == whole
+    assert crew.played == 40 + 2 - until  # and the yardsticks
+    assert searched(tmp_path / "broken", done := Interrupting(planted), budget=40) == whole
     assert done.played == 0
 
 
 def test_a_failed_run_is_tried_again_and_a_skipped_one_is_not(tmp_path):
-    folder = TrialFolder(tmp_path / "kept", Spec(), HOW)
-    for attack, status in (("zero", "failed"), ("nan", "skipped"), ("inner", "done")):
-        folder.add(Spec(attack=attack), "screen", Outcome(status, 0.5))
-    again = TrialFolder(tmp_path / "kept", Spec(), HOW)
-    assert [again.find(Spec(attack=attack)) is None for attack in ("zero", "nan", "inner", "mimic")] == [
-        True,
-        False,
-        False,
-        True,
-    ]
+    with TrialFolder(tmp_path / "kept", Spec(), HOW) as folder:
+        for attack, status in (("zero", "failed"), ("nan", "skipped"), ("inner", "done")):
+            folder.add(Spec(attack=attack), "screen", Outcome(status, 0.5))
+    with TrialFolder(tmp_path / "kept", Spec(), HOW) as again:
+        assert [again.find(Spec(attack=attack)) is None for attack in ("zero", "nan", "inner", "mimic")] == [
+            True,
+            False,
+            False,
+            True,
+        ]
 
 
 def test_what_was_run_on_another_device_is_run_anew(tmp_path):
-    TrialFolder(tmp_path, Spec(), HOW).add(Spec(), "screen", Outcome("done", 0.5))
-    assert TrialFolder(tmp_path, Spec(), HOW).find(Spec()) == Outcome("done", 0.5)
-    other = TrialFolder(tmp_path, Spec(), "--device cuda")
-    assert other.find(Spec()) is None
-    other.add(Spec(), "screen", Outcome("done", 0.4))
-    assert [TrialFolder(tmp_path, Spec(), how).find(Spec()).accuracy for how in (HOW, "--device cuda")] == [0.5, 0.4]
+    with TrialFolder(tmp_path, Spec(), HOW) as folder:
+        folder.add(Spec(), "screen", Outcome("done", 0.5))
+    assert kept(tmp_path) == 0.5
+    cuda = HOW.replace("cpu --threads 1", "cuda")
+    with TrialFolder(tmp_path, Spec(), cuda) as other:
+        assert other.find(Spec()) is None
+        assert (len(other), other.strange) == (0, 1)
+        other.add(Spec(), "screen", Outcome("done", 0.4))
+    assert [kept(tmp_path, how) for how in (HOW, cuda)] == [0.5, 0.4]
+
+
+def test_what_another_version_ran_is_run_anew(tmp_path, monkeypatch):
+    crew = Crew(Compute(device="cpu"))
+    now, flags = crew.how, crew.flags
+    monkeypatch.setattr(crew_module, "__version__", "0.0.9")
+    assert crew.how != now
+    assert crew.flags == flags
+    for how, accuracy in ((flags, 0.3), (crew.how, 0.4)):  # flags: what was kept before there was a version
+        with TrialFolder(tmp_path, Spec(), how) as folder:
+            folder.add(Spec(), "screen", Outcome("done", accuracy))
+    assert kept(tmp_path, now) is None
+    assert kept(tmp_path, crew.how) == 0.4
+
+
+def test_a_folder_is_one_search_at_a_time(tmp_path):
+    path = tmp_path / "kept"
+    with TrialFolder(path, Spec(), HOW) as first:
+        with pytest.raises(
+            StoreError, match="kept: is being written to by another search; wait or choose another --out"
+        ):
+            TrialFolder(path, Spec(), HOW)
+        first.add(Spec(), "screen", Outcome("done", 0.5))
+        with TrialFolder(tmp_path / "another", Spec(), HOW):
+            pass
+    assert kept(path) == 0.5
+    with pytest.raises(ZeroDivisionError), TrialFolder(path, Spec(), HOW):
+        1 / 0  # noqa: B018
+    assert kept(path) == 0.5
+    (path / "results.jsonl").write_text("{}\n")
+    for _ in range(2):  # what cannot be read is not kept locked
+        with pytest.raises(StoreError, match="damaged"):
+            TrialFolder(path, Spec(), HOW)
+
+
+def test_a_process_that_is_killed_leaves_no_lock(tmp_path):
+    with TrialFolder(tmp_path, Spec(), HOW):
+        pass  # nothing but the lock is there, and still it is the folder of a search
+    assert [entry.name for entry in tmp_path.iterdir()] == [LOCK]
+    holds = "import fcntl, sys; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", holds, tmp_path / LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        process.stdout.readline()
+        with pytest.raises(StoreError, match="another search"):
+            TrialFolder(tmp_path, Spec(), HOW)
+        process.kill()
+    assert kept(tmp_path) is None
+
+
+def test_a_search_goes_on_where_there_are_no_locks(tmp_path, monkeypatch):
+    def without(*_):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(trials_module.fcntl, "flock", without)
+    assert kept(tmp_path) is None
+    monkeypatch.setattr(trials_module, "fcntl", None)
+    assert kept(tmp_path) is None
 
 
 def test_a_line_that_was_cut_off_is_dropped(tmp_path):
-    folder = TrialFolder(tmp_path / "kept", Spec(), HOW)
-    folder.add(Spec(), "screen", Outcome("done", 0.5))
+    with TrialFolder(tmp_path / "kept", Spec(), HOW) as folder:
+        folder.add(Spec(), "screen", Outcome("done", 0.5))
     results = tmp_path / "kept" / "results.jsonl"
     whole = results.read_bytes()
     results.write_bytes(whole + whole[:40])
-    again = TrialFolder(tmp_path / "kept", Spec(), HOW)
-    assert len(again) == 1
-    again.add(Spec(seed=2), "screen", Outcome("done", 0.4))
+    with TrialFolder(tmp_path / "kept", Spec(), HOW) as again:
+        assert len(again) == 1
+        again.add(Spec(seed=2), "screen", Outcome("done", 0.4))
     assert [json.loads(line)["accuracy"] for line in results.read_text().splitlines()] == [0.5, 0.4]
 
 
@@ -302,6 +487,7 @@ def test_a_damaged_line_and_a_foreign_folder_are_refused(tmp_path):
     (tmp_path / "foreign" / "thesis.tex").touch()
     with pytest.raises(StoreError, match="holds no search"):
         TrialFolder(tmp_path / "foreign", Spec(), HOW)
+    assert [entry.name for entry in (tmp_path / "foreign").iterdir()] == ["thesis.tex"]
     with pytest.raises(StoreError, match="cannot be used"):
         TrialFolder(tmp_path / "results.jsonl" / "below", Spec(), HOW)
 
@@ -309,30 +495,34 @@ def test_a_damaged_line_and_a_foreign_folder_are_refused(tmp_path):
 # Real runs.
 
 
-def test_a_crew_of_processes_gives_what_runs_alone_give(quick):
+@pytest.fixture(scope="module")
+def pair():
+    """A crew of two processes, which take seconds to start."""
+    with Crew(Compute(device="cpu"), jobs=2) as crew:
+        yield crew
+
+
+def test_a_crew_of_processes_gives_what_runs_alone_give(quick, pair):
     specs = [quick(), quick(attack="local-poisoning", byzantine=0.1), quick(attack="zero"), quick(attack="inner")]
-    compute = Compute(device="cpu")
-    with Crew(compute, jobs=2) as pair:
-        together = dict(pair.play(specs))
-    with Crew(compute, jobs=1) as single:
+    together = dict(pair.play(specs))
+    with Crew(Compute(device="cpu"), jobs=1) as single:
         assert dict(single.play(specs)) == together
     assert [together[i].status for i in range(4)] == ["done", "skipped", "done", "done"]
     assert "square root" in together[1].message
     assert together[0].accuracy == run(specs[0], compute=Compute(device="cpu", threads=1)).accuracy
 
 
-def test_a_process_that_is_killed_fails_its_run_only(quick):
-    with Crew(Compute(device="cpu"), jobs=2) as crew:
-        # Two runs that would take minutes: the first one's process is ended, the crew takes a new one for the last.
-        endless = quick(rounds=200_000, accountant="rdp", sigma=200.0)
-        playing = crew._share_out([endless, quick()])
-        index, outcome = next(playing)
-        assert (index, outcome.status) == (1, "done")
-        next(process for process in crew._hands.values()).kill()
-        index, outcome = next(playing)
-        assert (index, outcome.status) == (0, "failed")
-        assert "ended from outside" in outcome.message
-        assert [outcome.status for _, outcome in crew.play([quick(), quick(seed=2)])] == ["done", "done"]
+def test_a_process_that_is_killed_fails_its_run_only(quick, pair):
+    # One of these would take minutes: its process is ended, and the crew takes a new one for what comes next.
+    endless = quick(rounds=200_000, accountant="rdp", sigma=200.0)
+    playing = pair._share_out([endless, quick()])
+    index, outcome = next(playing)
+    assert (index, outcome.status) == (1, "done")
+    next(process for process in pair._hands.values()).kill()
+    index, outcome = next(playing)
+    assert (index, outcome.status) == (0, "failed")
+    assert "ended from outside" in outcome.message
+    assert [outcome.status for _, outcome in pair.play([quick(), quick(seed=2)])] == ["done", "done"]
 
 
 def test_runs_side_by_side_are_split_where_one_breaks(quick, monkeypatch):
@@ -367,14 +557,15 @@ def test_what_broke_together_leaves_its_memory_to_the_halves(quick, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("compute", "how"),
+    ("compute", "flags"),
     [
-        (Compute(device="cpu"), HOW),
+        (Compute(device="cpu"), "--device cpu --threads 1"),
         (Compute(device="cpu", threads=2, memory=64), "--device cpu --threads 2 --memory 64"),
     ],
 )
-def test_a_crew_says_how_it_runs(compute, how):
-    assert Crew(compute).how == how
+def test_a_crew_says_how_it_runs(compute, flags):
+    assert Crew(compute).flags == flags
+    assert Crew(compute).how == f"noisegate {__version__} {flags}"
 
 
 def test_a_run_that_breaks_is_reported(quick, monkeypatch):
@@ -403,13 +594,23 @@ def test_json_is_one_object_and_the_worst_case_can_be_run(cli, tmp_path):
     assert found["worst"]["accuracy"] == accuracies[0]
     assert found["worst"]["below_reference"] == found["reference_accuracy"] - accuracies[0]
     assert {"attack", "attack_start", "byzantine", "byzantine_selected", "honest_rejected"} <= found["worst"].keys()
+    assert found["without_attack"]["attack"] == {"name": "none"}
+    assert {"name": "none"} not in [trial["attack"] for trial in (*found["trials"], *found["untried"])]
+    clean = min(found["reference_accuracy"], found["without_attack"]["accuracy"])
+    assert found["cost"] == clean - found["worst"]["accuracy"]
+    assert found["test_examples"] == 360
+    assert found["noise"] == by_chance(clean, 360, 4)
+    assert found["harmful"] is False  # nothing is learned in three rounds
     assert len(found["untried"]) > 40
     assert [trial["seed"] for trial in found["seeds"]["trials"]] == [1, 2]
     assert found["seeds"]["min"] <= found["seeds"]["mean"] <= found["seeds"]["max"]
+    assert found["seeds"]["cost_on_other_seeds"]["mean"] == found["seeds"]["trials"][1]["cost"]
 
     worst = tmp_path / found["worst_spec"]
     assert read_spec(worst).canonical()["attack"] == found["worst"]["attack"]
-    again = cli("run", worst, "--device", "cpu", "--threads", "1", "--json").json
+    head = worst.read_text().splitlines()[0]
+    assert __version__ in head
+    again = cli(*head.partition("noisegate run ")[2].replace("worst.toml", f"run {worst}").split(), "--json").json
     assert again["accuracy"] == found["worst"]["accuracy"]
     assert again["byzantine_selected"] == found["worst"]["byzantine_selected"]
 
@@ -431,7 +632,11 @@ def test_the_table_for_people_has_the_worst_first(cli):
     assert rows[0][:3] == ["accuracy", "below", "attack"]
     accuracies = [float(row[0]) for row in rows[1:4]]
     assert accuracies == sorted(accuracies)
+    assert rows[4][2:5] == ["without", "an", "attack"]
     assert "not tried for want of budget" in answer.out
+    assert "all of trojan, on-off," in answer.out
+    assert "nothing was found that surely harms this configuration" in answer.out
+    assert "redteam: at most 3 runs, 1 at a time, kept in runs/redteam-digits-" in answer.err
     assert "runs/redteam-digits-" in answer.out.replace("\n", "")
 
 
@@ -460,15 +665,18 @@ def test_it_takes_a_file_flags_and_set_as_run_does(cli, tmp_path):
         ("--shares 2", "shares = 2.0"),
         ("--seeds 1.5", "seeds = '1.5'"),
         ("--budget 0", "budget = 0"),
+        ("--byzantine 0.02", "byzantine = 0.02: makes no Byzantine worker beside the honest ones (10)"),
+        ("--shares 0.02", "shares = 0.02: makes no Byzantine worker"),
         ("--jobs 0", "jobs = 0"),
         ("--workers 1000", "batch = 16"),
         ("--attack labelflip", "did you mean 'label-flip'?"),
         ("nosuch.toml", "nosuch.toml: cannot be read"),
     ],
 )
-def test_bad_input_is_one_readable_line(cli, line, says):
+def test_bad_input_is_one_readable_line(cli, tmp_path, line, says):
     answer = cli("redteam", *FLAGS, *line.split())
     assert answer.status == 2
+    assert not (tmp_path / "runs").exists()
     assert answer.out == ""
     assert len(answer.err.strip().splitlines()) == 1
     assert says in answer.err
@@ -479,22 +687,50 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(spawn, cli, tmp_path):
     process = spawn(*line)
     results = tmp_path / "kept" / "results.jsonl"
     waited = time.monotonic() + 120
-    while not (results.exists() and results.read_bytes().count(b"\n") >= 2):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < waited
-        time.sleep(0.05)
+
+    def wait_until(happened) -> None:
+        while not happened():
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < waited
+            time.sleep(0.05)
+
+    wait_until((tmp_path / "kept" / LOCK).exists)
+    second = cli(*line)
+    assert second.status == 2
+    assert second.err == "noisegate: kept: is being written to by another search; wait or choose another --out\n"
+    wait_until(lambda: results.exists() and b"\n" in results.read_bytes())
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert out == ""
-    assert "runs kept in kept; the same command goes on from there" in err.replace("\n", " ")
+    assert "kept in kept; the same command goes on from there" in err.replace("\n", " ")
     assert "Traceback" not in err
     before = results.read_bytes()
     assert before.endswith(b"\n")
-    assert cli(*line, "--budget", "2").status == 0
+    assert cli(*line, "--budget", "2", "--jobs", "1").status == 0
     assert results.read_bytes().startswith(before)
     keys = [json.loads(found)["key"] for found in results.read_text().splitlines()]
     assert len(keys) == len(set(keys))  # nothing was run again
+
+
+def test_the_worst_so_far_is_that_of_attacks_at_the_share_that_was_asked_for(monkeypatch):
+    monkeypatch.setattr("noisegate.cli.redteam.SILENCE", -1.0)  # a line for every run
+    lines = io.StringIO()
+    with _watched(Console(file=lines, width=80), 9, 0.6) as watch:
+        watch(Trial(reference(Spec()), "reference", Outcome("done", 0.1)))
+        watch(Trial(behaved(Spec()), "reference", Outcome("done", 0.2)))
+        watch(Trial(Spec(attack="zero"), "screen", Outcome("done", 0.5)))
+        watch(Trial(Spec(attack="mimic"), "screen", Outcome("skipped", message="not here")))
+        watch(Trial(Spec(attack="zero", byzantine=0.9), "shares", Outcome("done", 0.3)))
+        watch(Trial(Spec(attack="zero", seed=2), "seeds", Outcome("done", 0.4)))
+    assert lines.getvalue().splitlines() == [
+        "redteam: 0 of at most 9 runs; reference 0.100",
+        "redteam: 0 of at most 9 runs; without an attack 0.200",
+        "redteam: 1 of at most 9 runs; worst so far 0.500; screen: zero 0.500",
+        "redteam: 1 of at most 9 runs; worst so far 0.500; screen: mimic skipped",
+        "redteam: 2 of at most 9 runs; worst so far 0.500; shares: zero at 90% 0.300",
+        "redteam: 2 of at most 9 runs; worst so far 0.500; seeds: zero on seed 2 0.400",
+    ]
 
 
 class Loaded(HTMLParser):
@@ -521,8 +757,9 @@ def test_the_plot_loads_nothing_and_has_a_line_for_each_attack():
     assert "iframe" not in loaded.tags
     assert "@import" not in page.partition("<body>")[0]
     shown = re.findall(r'"name":"([a-z-]+)"', page.replace(" ", ""))
-    assert sorted(shown) == sorted(ATTACKS)
+    assert sorted(shown[:-1]) == REAL
     assert shown[0] == "trojan"  # the worst
+    assert shown[-1] == "withoutanattack"
     assert "Reference Accuracy 0.900" in page
     assert Loaded('<script src="https://x.org/a.js">').found == ["https://x.org/a.js"]
 
@@ -534,8 +771,8 @@ def test_a_plot_of_one_share_has_dots():
 
 def test_the_worst_spec_is_toml(tmp_path):
     spec = Spec(attack={"name": "trojan", "pull": 0.6}, attack_start=0.5)
-    folder = TrialFolder(tmp_path / "kept", spec, HOW)
-    folder.write("worst.toml", "# how\n" + spec.to_toml())
+    with TrialFolder(tmp_path / "kept", spec, HOW) as folder:
+        folder.write("worst.toml", "# how\n" + spec.to_toml())
     assert tomllib.loads((tmp_path / "kept" / "worst.toml").read_text())["attack"]["pull"] == 0.6
     assert read_spec(tmp_path / "kept" / "worst.toml") == spec
     assert Trial(spec, "screen", Outcome("done", 0.5)).attack == "trojan"

@@ -84,7 +84,8 @@ class ServerView:
     batch: b_c, how many examples an honest upload is expected to be made of, and what their sum was divided by.
     largest: what one example can at most add to that sum, in L2.
     contributions: gives (A, d) what each of the server's own examples would on average add to it, in an honest
-        worker's hands at the current model. labels: (A,) theirs, if there are as many of every class.
+        worker's hands at the current model. strata: how many classes these examples are of, if they are as many of
+        every class and one class comes after the other; else 1.
     last: (n, d) what everyone sent last, as it was received; zeros before the first round.
     """
 
@@ -99,7 +100,7 @@ class ServerView:
     batch: int = 16
     largest: float = 1.0
     contributions: Callable[[], Tensor] | None = None
-    labels: Tensor | None = None
+    strata: int = 1
     last: Tensor | None = None
 
 

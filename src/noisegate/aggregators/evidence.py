@@ -18,7 +18,6 @@ over a wide range that is about sqrt(2 h m): an accepted worker goes no further 
 """
 
 import functools
-import math
 
 import torch
 from torch import Tensor
@@ -29,6 +28,9 @@ SIZES = (0.25, 0.5, 1.0, 2.0, 4.0)
 FARTHEST = 30.0
 """Distances count up to this many standard deviations: enough to be refused for some thirty rounds, and finite."""
 
+PLENTY = 80.0
+"""Evidence beyond this adds nothing; its exponential is finite."""
+
 
 def gathered(before: Tensor | None, outside: Tensor, counts: Tensor) -> Tensor:
     """(n, K, SIZES) the statistics after a round, from those before it.
@@ -36,9 +38,9 @@ def gathered(before: Tensor | None, outside: Tensor, counts: Tensor) -> Tensor:
     outside: (n, K) how far each worker lies outside of K bounds, in standard deviations; negative inside.
     counts: (n,) whose upload says anything. The others stay as they were.
     """
-    sizes = _sizes(outside.dtype, outside.device)
-    outside = outside.nan_to_num(FARTHEST).clamp(-FARTHEST, FARTHEST)
-    steps = outside[..., None] * sizes - sizes.square() / 2
+    sizes, halves = _sizes(outside.dtype, outside.device)
+    outside = outside.nan_to_num(FARTHEST).clamp_(-FARTHEST, FARTHEST)
+    steps = torch.addcmul(halves, outside[..., None], sizes)
     before = torch.zeros_like(steps) if before is None else before
     return torch.where(counts[:, None, None], (before + steps).clamp(min=0.0), before)
 
@@ -49,11 +51,12 @@ def largest(evidence: Tensor) -> Tensor:
 
 
 def together(evidence: Tensor) -> Tensor:
-    """(n,) the logarithm of the mean likelihood ratio of each worker's statistics, and at least 0."""
-    every = evidence.flatten(1)
-    return (torch.logsumexp(every, 1) - math.log(every.shape[1])).clamp(min=0.0)
+    """(n,) the logarithm of the mean likelihood ratio of each worker's statistics, at least 0 and at most PLENTY."""
+    return evidence.flatten(1).clamp(max=PLENTY).exp().mean(1).log()  # none is below 0, so neither is this
 
 
 @functools.lru_cache(maxsize=8)
-def _sizes(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.tensor(SIZES, dtype=dtype, device=device)
+def _sizes(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """k and -k^2 / 2"""
+    sizes = torch.tensor(SIZES, dtype=dtype, device=device)
+    return sizes, sizes.square() / -2

@@ -10,15 +10,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from noisegate import checks
+from noisegate.aggregators.doubts import SPEED, doubts, error_of_mean
 from noisegate.aggregators.evidence import SIZES, gathered, largest, together
-from noisegate.aggregators.independence import GROUP, dependent, largest_product
+from noisegate.aggregators.independence import GROUP, largest_product, shared
 from noisegate.aggregators.noise_tests import honest_lengths, ks_rejects, room_for_signal
-from noisegate.aggregators.probes import LEAN, Expected, along_gradient, along_history, hoped_agreement
+from noisegate.aggregators.probes import Expected, Seen, along_gradient, along_history, hoped_agreement
 from noisegate.errors import SpecError
 from noisegate.views import Memory, Reason, ServerView, Verdict
 
 TESTS = 4
-"""Length, distribution, evidence, independence: each may refuse a fourth of the honest uploads that all may."""
+"""Length, distribution, evidence, copies: each may refuse a fourth of the honest uploads that all may."""
 
 SPEEDS = (0.3, 0.05, 0.01)
 """Of the moving averages of past updates: over some 3, 20 and 100 rounds."""
@@ -26,8 +27,11 @@ SPEEDS = (0.3, 0.05, 0.01)
 OWN_SPEED = 0.02
 """Of the moving average of a worker's own past uploads: over some 50 rounds."""
 
-PROBES = 1 + len(SPEEDS) + 2
-"""The server's gradient, the moving averages, the rift between workers, and a worker's own past."""
+COMMON = 1 + len(SPEEDS) + 1
+"""Probes that are the same for all: the server's gradient, the moving averages, and the rift between workers."""
+
+PROBES = COMMON + 1
+"""These and a worker's own past."""
 
 CAUTION = 0.5
 """An honest worker is looked for at this share of the agreement expected of it, in case that is too high."""
@@ -41,14 +45,25 @@ MOST_TRUST = 7.0
 LEAST_WEIGHT = 0.02
 """Uploads that would weigh less than this share of the heaviest are left out."""
 
+LEAN = 1.5
+"""Room for workers who lean on their last uploads more than the server's examples would."""
+
 MOST_AGAIN = 0.95
 """Of a lean, that the next upload may repeat. More is next to no noise, and nothing to find."""
 
 TINY = 1e-30
 """Stands in for a length of zero."""
 
+RESTART = 1e-12
+"""Of the server's gradient, added to the rift when it is looked for: what to start from if there is none.
+
+It is never a probe itself: in the mean of the server's examples along it each of them meets itself."""
+
 ROWS = 16
 """Workers whose past is worked on at a time on a CPU, at most: more leave its caches."""
+
+STAGES = (Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION, Reason.EVIDENCE, Reason.DEPENDENT, Reason.SCORE)
+"""What an upload has to get past, in this order."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +77,13 @@ class Fortified:
     * the distribution of its coordinates (`ks_rejects`);
     * evidence over the rounds, from how far it lies along directions fixed before the round: the gradient of the
       server's examples, moving averages of past updates, and of the worker's own past uploads (`probes`, `evidence`);
-    * independence of the other uploads of the round (`independence`).
+    * being a copy of another upload of the round (`independence`).
 
     Those that pass are averaged, each with its odds of being honest: the prior odds that the server believes in, times
-    what agreement with the server's examples has earned it so far, over the evidence against it. Trust is earned
-    slowly, up to a limit, and never outweighs a test. No number of workers to keep is needed, and a wrong belief about
-    the share of honest ones is outweighed in time.
+    what agreement with the server's examples has earned it so far, over the evidence against it, and over the doubt
+    that is left (`doubts`). Trust is earned slowly, up to a limit, and never outweighs a test. Uploads that share more
+    than honest ones can share their weight too. No number of workers to keep is needed, and a wrong belief about the
+    share of honest ones is outweighed in time.
 
     refused: honest uploads wrongly refused, expected in 1,000. A fourth of it goes to each test.
     """
@@ -96,78 +112,90 @@ class Fortified:
 
         # 1. What one upload alone shows: its length, and the distribution of its coordinates.
         low, high = honest_lengths(d, view.noise_std, view.batch, view.largest, chance)
-        reason = torch.full_like(view.present, Reason.KEPT.value, dtype=torch.int64)
+        fits, like = (view.norms >= low) & (view.norms <= high), view.present
         if view.noise_std:
             room = room_for_signal(d, view.noise_std, view.largest)
-            unlike = ks_rejects(view.uploads, view.noise_std, chance, view.memory, room)
-            reason.masked_fill_(unlike, Reason.DISTRIBUTION.value)
-        reason.masked_fill_((view.norms < low) | (view.norms > high), Reason.NORM.value)
-        reason.masked_fill_(~view.present, Reason.MALFORMED.value)
-        counts = reason == Reason.KEPT.value  # nothing that a huge upload says is added to anything
+            like = ~ks_rejects(view.uploads, view.noise_std, chance, view.memory, room)
+        counts = view.present & fits & like  # nothing that a huge upload says is added to anything
 
         # 2. What it shows along directions that were fixed before the round, added up over the rounds.
-        known = Known.of(memory, view)
-        limit = math.log(2 * PROBES * len(SIZES) / chance)
-        squares = torch.linalg.vector_norm(own, dim=1).square()
-        lean = Lean.of(view, squares)
+        known, lean = Known.of(memory, view), Lean.of(view, own)
         # All directions at once: to read the uploads is what takes time.
-        directions = torch.cat([own.mean(0)[None], known.ways, known.rift[None]])
+        directions = torch.cat([own.mean(0, keepdim=True), known.ways, known.rift])
         lengths = directions.norm(dim=1)
         directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
-        found, of_own = view.uploads @ directions.T, own @ directions.T
-        agreement = found[:, :1]
-        expected = along_gradient(of_own[:, :1], lengths[0], lean.noise, view.batch)
-        along_ways = _along_ways(view, of_own[:, 1:], lengths[1:-1], known, lean)
-        own_past, past, rift = _along_past(view, own, known, lean, limit, high / math.sqrt(d))
-        outside = [expected.outside(agreement), along_ways.outside(found[:, 1:]), own_past]
-        evidence = gathered(known.evidence, torch.cat(outside, 1), counts)
-        reason.masked_fill_(counts & (largest(evidence) > limit), Reason.EVIDENCE.value)
+        pasts = Pasts.of(view, own, known, directions[:1], high / math.sqrt(d))
+        found = torch.cat([view.uploads @ directions.T, pasts.found[:, None]], 1)
+        of_own = torch.cat([own @ directions.T, pasts.of_own], 1)
+        seen = Seen.of(of_own, lean.noise, view.batch)
+        expected, variance = _expected(view, seen, len(own), lengths, pasts, known, lean)
+        evidence = gathered(known.evidence, expected.outside(found, variance), counts)
+        clear = largest(evidence) <= math.log(2 * PROBES * len(SIZES) / chance)
 
         # 3. How much to trust it: the logarithm of the odds, but for the prior ones, that it is honest.
-        hoped = hoped_agreement(own, view.labels)
-        trusted = _trusted(known.trust, agreement[:, 0], hoped, expected.deviation[0, 0])
-        trust = torch.where(counts, trusted, known.trust)
+        hoped = hoped_agreement(own, lengths[0], seen.spread[0], view.strata)
+        trust = torch.where(counts, _trusted(known.trust, found[:, 0], hoped, seen.variance[0]), known.trust)
         score = trust - together(evidence)
 
         # 4. What it shares with other uploads of the round.
-        shared = largest_product(view.noise_std, high, squares.mean(), chance, min(n, GROUP) - 1)
-        lost = dependent(view.uploads, reason == Reason.KEPT.value, shared, score, view.ties)
-        reason.masked_fill_(lost, Reason.DEPENDENT.value)
+        limit = largest_product(view.noise_std, high, lean.signals, chance, min(n, GROUP) - 1)
+        copies, others = shared(view.uploads, counts & clear, limit, high, score, view.ties)
+        passed = counts & clear & ~copies
 
-        # 5. The mean of those that are left, each with its odds.
+        # 5. How far off the server's examples it lies, where it could not be refused for that: along neither these
+        # examples themselves nor its own past, which nobody else has.
+        off = torch.lerp(known.off, found[:, 1:COMMON] - seen.mean[1:COMMON], SPEED)
+        off = torch.where(counts[:, None], off, known.off)
+        error, noise = error_of_mean(of_own[:, 1:COMMON], view.strata), variance[0, 1:COMMON] * (SPEED / (2 - SPEED))
+        doubt = doubts(off, error, seen.spread[1:COMMON], noise, passed, view.ties)
+
+        # 6. The mean of those that are left, each with its odds, and what several say with that of one.
         prior = view.believed_honest / (n + 1)
-        passed = reason == Reason.KEPT.value
-        odds = torch.sigmoid(score + math.log(prior / (1 - prior))) * passed
-        reason.masked_fill_(passed & (odds < LEAST_WEIGHT * odds.amax()), Reason.SCORE.value)
-        kept = reason == Reason.KEPT.value
-        weights = odds * kept / (odds * kept).sum().clamp(min=TINY)
+        odds = torch.sigmoid(score + math.log(prior / (1 - prior))) * (-doubt).exp() * passed / (1 + others)
+        heavy = odds >= LEAST_WEIGHT * odds.amax()
+        kept = passed & heavy
+        odds = odds * kept
+        weights = odds / odds.sum().clamp(min=TINY)
         update = weights @ view.uploads
 
-        ways = known.ways + _speeds(known.ways) * (known.step - known.ways)
-        heaviest = torch.stack([weights.amax(), known.heaviest[0]])
-        learned = Known(evidence, trust, ways, update, heaviest, past, rift, counts)
-        return Verdict(update, kept, reason, score, learned._asdict())
+        learned = Known(
+            evidence=evidence,
+            trust=trust,
+            off=off,
+            ways=torch.lerp(known.ways, known.step, _speeds(known.ways)),
+            step=update,
+            heaviest=torch.stack([weights.amax(), known.heaviest[0]]),
+            past=pasts.past,
+            rift=pasts.rift,
+            counted=counts,
+            clear=clear,
+        )
+        reason = _first_failed([view.present, fits, like, clear, ~copies, heavy])
+        return Verdict(update, kept, reason, score - doubt, learned._asdict())
 
 
 class Known(NamedTuple):
     """What the rule remembers of past rounds.
 
-    evidence: (n, bounds, sizes) against each worker. trust: (n,) in each. ways: (SPEEDS, d) moving averages of the
-    updates, up to the last but one; step: (d,) the last. heaviest: (2,) the largest weight of an upload in the last
-    update and the one before. past: (n, d) moving averages of each worker's own uploads up to the last but one, in
-    units of about the noise and in half precision, which is more than enough for something that is mostly noise.
-    rift: (d,) the direction in which the pasts of those who are not suspected differ most, as far as found.
-    counted: (n,) whose last upload passed the first tests, and may become part of its past.
+    evidence: (n, bounds, sizes) against each worker. trust: (n,) in each. off: (n, COMMON - 1) moving averages of how
+    far each lies off the server's examples. ways: (SPEEDS, d) moving averages of the updates, up to the last but one;
+    step: (d,) the last. heaviest: (2,) the largest weight of an upload in the last update and the one before.
+    past: (n, d) moving averages of each worker's own uploads up to the last but one, in units of about the noise and in
+    half precision, which is more than enough for something that is mostly noise. rift: (1, d) the direction in which
+    the pasts of those who are not suspected differ most, as far as found. counted: (n,) whose last upload passed the
+    first tests, and may become part of its past. clear: (n,) against whom there was no more evidence than is allowed.
     """
 
-    evidence: Tensor | None
+    evidence: Tensor
     trust: Tensor
+    off: Tensor
     ways: Tensor
     step: Tensor
     heaviest: Tensor
     past: Tensor
     rift: Tensor
     counted: Tensor
+    clear: Tensor
 
     @classmethod
     def of(cls, memory: Memory, view: ServerView) -> "Known":
@@ -177,7 +205,18 @@ class Known(NamedTuple):
         n, d = view.uploads.shape
         new = view.uploads.new_zeros
         nobody = torch.zeros_like(view.present)
-        return cls(None, new(n), new(len(SPEEDS), d), new(d), new(2), new(n, d, dtype=torch.float16), new(d), nobody)
+        return cls(
+            evidence=new(n, 2 * PROBES, len(SIZES)),
+            trust=new(n),
+            off=new(n, COMMON - 1),
+            ways=new(len(SPEEDS), d),
+            step=new(d),
+            heaviest=new(2),
+            past=new(n, d, dtype=torch.float16),
+            rift=new(1, d),
+            counted=nobody,
+            clear=nobody,
+        )
 
 
 def _contributions(view: ServerView) -> Tensor:
@@ -193,83 +232,113 @@ def _contributions(view: ServerView) -> Tensor:
 
 
 class Lean(NamedTuple):
-    """What momentum does to an honest upload beside its signal.
+    """What momentum does to an honest upload beside its signal: () each.
 
-    echo: () how far it may reach along the worker's upload of two rounds ago, times that one's length: l^2 if it leans
-    by l on its last upload, and that one on the one before; and so on, each time by another l / (length of an upload).
-    noise: () its standard deviation along a direction that has nothing to do with it, that of the lean included.
+    echo: how far it may reach along the worker's upload of two rounds ago, times that one's length: l^2 if it leans by
+    l on its last upload, and that one on the one before; and so on, each time by at most another largest / (length of
+    the noise).
+    noise: the variance along a direction that has nothing to do with it, that of the lean included.
+    signals: the mean square of the lengths that the server's examples would add.
     """
 
     echo: Tensor
     noise: Tensor
+    signals: Tensor
 
     @classmethod
-    def of(cls, view: ServerView, squares: Tensor) -> "Lean":
-        """squares: (A,) of the lengths that the server's examples would add; the lean is what lacks to the largest."""
-        d = view.uploads.shape[1]
-        lean = (view.largest**2 - squares).clamp(min=0.0).sqrt().mean()
-        again = (lean / (view.noise_std * math.sqrt(d) + TINY)).clamp(max=MOST_AGAIN)
-        noise = (view.noise_std**2 + lean.square() / d / (1 - again.square())).sqrt()
-        return cls(LEAN * lean.square() / (1 - again), noise)
+    def of(cls, view: ServerView, own: Tensor) -> "Lean":
+        """own: (A, d) what the server's examples would add; the lean is what lacks to the largest."""
+        d = own.shape[1]
+        again = min(MOST_AGAIN, view.largest / (view.noise_std * math.sqrt(d) + TINY))
+        signals = own.norm().square() / len(own)
+        lean = (view.largest**2 - signals).clamp(min=0.0)
+        return cls(lean * (LEAN / (1 - again)), lean / (d * (1 - again**2)) + view.noise_std**2, signals)
 
 
-def _along_ways(view: ServerView, own: Tensor, lengths: Tensor, known: Known, lean: Lean) -> Expected:
-    """What is expected along the averages of past updates and the rift: own (A, SPEEDS + 1) are the examples there.
+class Pasts(NamedTuple):
+    """What there is to each worker's own past, and the past itself with the last uploads added.
 
-    lengths: (SPEEDS,) of these averages.
+    found, lengths: (n,) how far the upload lies along it, and its length. of_own: (A, n) the server's examples there.
+    past, rift: as in `Known`.
     """
-    part = _speeds(known.ways)[:, 0] * known.heaviest.amax()  # of one worker's upload in the newest part of a way
-    leans = (part * lean.echo / lengths.clamp(min=TINY)).clamp(max=1.0)
-    leans = functional.pad(leans, (0, 1))  # the rift is older than anything that is still leaned on
-    return along_history(own, lean.noise, view.batch, leans)
+
+    found: Tensor
+    lengths: Tensor
+    of_own: Tensor
+    past: Tensor
+    rift: Tensor
+
+    @classmethod
+    def of(cls, view: ServerView, own: Tensor, known: Known, gradient: Tensor, unit: float) -> "Pasts":
+        """unit: that a past is measured in: the noise, or what fits half precision. gradient: (1, d) a direction.
+
+        The rift is the first principal component of the pasts, by one step of power iteration a round: pasts change
+        more slowly than it converges. Where liars push and honest workers push back, no average shows either, but
+        their difference does.
+        """
+        n, aim = len(view.uploads), torch.add(known.rift[0], gradient[0], alpha=RESTART)
+        sums, loads = own.new_zeros(2, own.shape[1]), own.new_empty(2, n)
+        found, lengths, of_own = own.new_empty(n), own.new_empty(n), own.new_empty(len(own), n)
+        loads[1] = known.counted & known.clear
+        past, speed = torch.empty_like(known.past), OWN_SPEED * known.counted[:, None].to(own.dtype)
+        rows = max(1, view.memory // (16 * own.shape[1]))
+        rows = rows if own.is_cuda else min(rows, ROWS)
+        for first in range(0, n, rows):
+            here = slice(first, first + rows)
+            average = known.past[here].to(own.dtype)
+            torch.linalg.vecdot(view.uploads[here], average, out=found[here])
+            torch.linalg.vector_norm(average, dim=1, out=lengths[here])
+            of_own[:, here] = own @ average.T
+            torch.mul(average @ aim, loads[1, here], out=loads[0, here])
+            sums.addmm_(loads[:, here], average)
+            if view.last is not None:  # in place, since fresh memory is slow; a speed of 0 leaves an average as it was
+                average.lerp_(view.last[here] / unit, speed[here])
+            past[here] = average
+        lengths.clamp_(min=TINY)
+        middle, many = loads.sum(1)
+        rift = torch.addcmul(sums[:1], sums[1:], middle / many.clamp(min=1.0), value=-1.0)
+        rift = functional.normalize(rift, eps=TINY)
+        return cls(found / lengths, lengths * unit, of_own / lengths, past, rift)
 
 
-def _along_past(
-    view: ServerView, own: Tensor, known: Known, lean: Lean, limit: float, unit: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(n, bounds) the same along each worker's own past, (n, d) their pasts with their last uploads, (d,) the rift.
+def _expected(
+    view: ServerView, seen: Seen, count: int, lengths: Tensor, pasts: Pasts, known: Known, lean: Lean
+) -> tuple[Expected, Tensor]:
+    """Where each worker is expected along every probe, and with what variance: (n, PROBES) each.
 
-    The rift is the first principal component of the pasts, by one step of power iteration a round: pasts change more
-    slowly than it converges. Where liars push and honest workers push back, no average shows either, but their
-    difference does.
-    unit: that a past is measured in: the noise, or what fits half precision.
+    lengths: (COMMON,) of the directions before they were made unit vectors.
     """
-    n = len(view.uploads)
-    clear = known.counted if known.evidence is None else known.counted & (largest(known.evidence) <= limit)
-    aim = torch.where(known.rift.any(), known.rift, own.mean(0))
-    sums, loads = own.new_zeros(2, own.shape[1]), torch.stack([own.new_zeros(n), clear.to(own.dtype)])
-    found, lengths, of_own = own.new_empty(n), own.new_empty(n), own.new_empty(len(own), n)
-    past, speed = torch.empty_like(known.past), OWN_SPEED * known.counted[:, None].to(own.dtype)
-    rows = max(1, view.memory // (16 * own.shape[1]))
-    rows = rows if own.is_cuda else min(rows, ROWS)
-    for first in range(0, n, rows):
-        here = slice(first, first + rows)
-        average = known.past[here].to(own.dtype)
-        found[here] = torch.linalg.vecdot(view.uploads[here], average)
-        lengths[here] = average.norm(dim=1)
-        of_own[:, here] = own @ average.T
-        loads[0, here] = average @ aim * loads[1, here]
-        sums.addmm_(loads[:, here], average)
-        if view.last is not None:  # in place, since fresh memory is slow; a speed of 0 leaves an average as it was
-            average.mul_(1 - speed[here]).addcmul_(view.last[here], speed[here] / unit)
-        past[here] = average
-    lengths.clamp_(min=TINY)
-    leans = (OWN_SPEED * lean.echo / (unit * lengths)).clamp(max=1.0)
-    expected = along_history(of_own / lengths, lean.noise, view.batch, leans)
-    outside = Expected(*(part.T for part in expected)).outside((found / lengths)[:, None])
-    middle = loads[0].sum() / clear.sum().clamp(min=1)
-    rift = sums[0] - middle * sums[1]
-    return outside, past, rift / rift.norm().clamp(min=TINY)
+    part = known.heaviest.amax() * lean.echo * _speeds(known.ways)[:, 0]  # of one upload in the newest part of a way
+    leans = torch.cat([part / lengths[1:-1].clamp(min=TINY), OWN_SPEED * lean.echo / pasts.lengths]).clamp(max=1.0)
+    # The rift is older than anything that is still leaned on.
+    leans = torch.cat([leans[: len(SPEEDS)], torch.zeros_like(leans[:1]), leans[len(SPEEDS) :]])
+    gradient = along_gradient(Seen(*(each[:1] for each in seen)), count, view.noise_std)
+    history = along_history(Seen(*(each[1:] for each in seen)), count, view.noise_std, leans)
+    every = torch.stack([*(torch.cat(both) for both in zip(gradient, history, strict=True)), seen.variance])
+    common = every[:, None, :COMMON].expand(-1, len(view.uploads), -1)
+    low, high, variance = torch.cat([common, every[:, COMMON:, None]], 2)
+    return Expected(low, high), variance
 
 
-def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, deviation: Tensor) -> Tensor:
+def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, variance: Tensor) -> Tensor:
     """(n,) trust after a round: plus the logarithm of a likelihood ratio, honest against no signal at all.
 
     hoped: () what an honest worker's agreement should be; near the optimum nothing, and nothing is learned.
     """
     looked_for = CAUTION * hoped
-    seen = torch.minimum(agreement, hoped + LUCKY * deviation)
-    return (trust + looked_for * (seen - looked_for / 2) / deviation.square()).clamp(-MOST_TRUST, MOST_TRUST)
+    seen = torch.minimum(agreement, hoped + LUCKY * variance.sqrt())
+    return (trust + looked_for / variance * (seen - looked_for / 2)).clamp(-MOST_TRUST, MOST_TRUST)
+
+
+def _first_failed(passed: list[Tensor]) -> Tensor:
+    """(n,) the reason of the first of STAGES that an upload did not get past, or that it did all. passed: (n,) each."""
+    return _reasons(passed[0].device)[torch.stack(passed).cumprod(0).sum(0)]
+
+
+@functools.lru_cache(maxsize=8)
+def _reasons(device: torch.device) -> Tensor:
+    """By the number of stages that were passed."""
+    return torch.tensor([*STAGES, Reason.KEPT], dtype=torch.int64, device=device)
 
 
 def _speeds(like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ that, by l^2 / (length of an upload). So a direction may contain nothing of the 
 further along it for the round before is known.
 """
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -30,76 +31,80 @@ SKEW = 0.15
 HARMLESS = 0.1
 """Shifts up to this share of the noise in one upload are nothing to look for."""
 
-LEAN = 1.5
-"""Room for workers who lean on their last uploads more than the server's examples would."""
+TINY = 1e-15
+"""Stands in for a length of zero; its square is not zero either."""
+
+
+class Seen(NamedTuple):
+    """What the server's A examples show along K directions: (K,) each.
+
+    mean, spread: of the examples. variance: of an honest upload around its mean.
+    """
+
+    mean: Tensor
+    spread: Tensor
+    variance: Tensor
+
+    @classmethod
+    def of(cls, own: Tensor, noise: Tensor, batch: int) -> "Seen":
+        """own: (A, K) the examples along the directions. noise: () the variance of the noise along any of them."""
+        variance, mean = torch.var_mean(own, 0)
+        squares = torch.addcmul(variance * (1 - 1 / len(own)), mean, mean)
+        return cls(mean, variance.sqrt(), (squares / batch + noise).clamp(min=TINY**2))
+
+    def error(self, count: int) -> Tensor:
+        """(K,) how far the mean of `count` examples may be off."""
+        return self.spread * (CERTAINTY / math.sqrt(count))
 
 
 class Expected(NamedTuple):
-    """Where honest uploads are expected along K directions: (n or 1, K) each.
-
-    low, high: of the mean. deviation: of an upload around its mean.
-    """
+    """Where the mean of honest uploads is expected along K directions: (K,) or (n, K) each."""
 
     low: Tensor
     high: Tensor
-    deviation: Tensor
 
-    def outside(self, found: Tensor) -> Tensor:
+    def outside(self, found: Tensor, variance: Tensor) -> Tensor:
         """(n, 2 K) how many deviations the (n, K) `found` lie above `high` and below `low`."""
-        return torch.cat([(found - self.high) / self.deviation, (self.low - found) / self.deviation], 1)
+        return torch.cat([found - self.high, self.low - found], 1) * variance.rsqrt().repeat(1, 2)
 
 
-def along_history(own: Tensor, noise_std: float | Tensor, batch: int, leans: Tensor) -> Expected:
-    """For directions that the server's examples had no part in: own (A, K) are these examples along them.
+def along_history(seen: Seen, count: int, noise_std: float, leans: Tensor) -> Expected:
+    """For directions that the server's `count` examples had no part in.
 
     leans: (K,) what an upload may lie further along for having leaned on an older one.
     """
-    mean, error = own.mean(0), CERTAINTY * own.std(0) / len(own) ** 0.5 + HARMLESS * noise_std
-    deviation = (own.square().mean(0) / batch + noise_std**2).sqrt()
-    return Expected((mean - error)[None], (mean + error + leans)[None], _positive(deviation)[None])
+    error = seen.error(count) + HARMLESS * noise_std
+    return Expected(seen.mean - error, seen.mean + error + leans)
 
 
-def along_gradient(own: Tensor, length: Tensor, noise_std: float | Tensor, batch: int) -> Expected:
-    """For the direction of the server's mean a itself, of this `length`: own (A, 1) are its examples along it.
+def along_gradient(seen: Seen, count: int, noise_std: float) -> Expected:
+    """For the direction of the server's mean a itself, along which the mean is its length.
 
     The workers' mean e is not known, but a = e + (error), so that <e, a> >= |e|^2 - |e| z r / sqrt(A), which is never
     below -z^2 r^2 / (4 A), whatever |e| is. In the mean of the own examples along a each of them meets itself, so it is
     too high, which serves for the upper end.
     """
-    spread = own.std(0)
-    error = CERTAINTY * spread / len(own) ** 0.5
-    slack = HARMLESS * noise_std + SKEW * spread
-    low = -error.square() / 4 / _positive(length) - slack
-    deviation = (own.square().mean(0) / batch + noise_std**2).sqrt()
-    return Expected(low[None], (length + error + slack)[None], _positive(deviation)[None])
+    error, slack = seen.error(count), seen.spread * SKEW + HARMLESS * noise_std
+    low = error.square() / seen.mean.clamp(min=TINY) / -4 - slack
+    return Expected(low, seen.mean + error + slack)
 
 
-def hoped_agreement(own: Tensor, labels: Tensor | None) -> Tensor:
+def hoped_agreement(own: Tensor, along: Tensor, spread: Tensor, strata: int) -> Tensor:
     """() how far along the server's mean honest uploads should lie: as far as fresh examples would.
 
-    Its own (A, d) examples tell, each compared with the others and never with itself. Where that is not above its
-    standard error, nothing is hoped for: 0. So it is near the optimum, where the model fits the workers' examples
+    The server's own (A, d) examples tell, each compared with the others and never with itself. Where that is not above
+    its standard error, nothing is hoped for: 0. So it is near the optimum, where the model fits the workers' examples
     better than the server's, which it never saw.
-    labels: (A,) if there are as many examples of every class as of any other. Then a fresh one shares its class with
-    one of (number of classes), and of the other examples fewer do.
+    along, spread: () the length of the mean, and the spread of the examples along it. strata: how many classes there
+    are, all with as many examples, one class after the other. A fresh one shares its class with one of so many, and of
+    the other examples fewer do. 1 if they are mixed.
     """
-    mean = own.mean(0)
-    length = _positive(mean.norm())
-    products = own @ own.T
-    others = ~torch.eye(len(own), dtype=torch.bool, device=own.device)
-    fresh = _mean_over(products, others)
-    if labels is not None:
-        same = labels[:, None] == labels[None, :]
-        within, between = _mean_over(products, same & others), _mean_over(products, ~same)
-        fresh = between + (within - between) / same.sum(1).reciprocal().sum()
-    error = (products.mean(1) / length).std() / len(own) ** 0.5  # the mean of the products is that with the mean
-    found = fresh / length
-    return torch.where(found > error, found, 0.0)
-
-
-def _mean_over(products: Tensor, pairs: Tensor) -> Tensor:
-    return torch.where(pairs, products, 0.0).sum() / pairs.sum().clamp(min=1)
-
-
-def _positive(lengths: Tensor) -> Tensor:
-    return lengths.clamp(min=1e-15)  # whose square is not zero either
+    count = len(own)
+    each, size = count // strata, own.shape[1]
+    # Sums of the inner products of all pairs, of those within a class, and of each with itself.
+    sums = torch.stack([count * along, own.view(strata, each, size).sum(1).norm(), own.norm()]).square()
+    pairs_between, pairs_within = count * (count - each), count * (each - 1)
+    between = (sums[0] - sums[1]) / max(1, pairs_between)
+    within = (sums[1] - sums[2]) / max(1, pairs_within)
+    found = (between * (1 - 1 / strata) + within / strata) / along.clamp(min=TINY)
+    return torch.where(found > spread / math.sqrt(count), found, 0.0)

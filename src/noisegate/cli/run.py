@@ -41,7 +41,7 @@ def run_command(
     attack_asleep: Annotated[str | None, typer.Option(help="Until then: behave or copy. [behave]")] = None,
     aggregator: Annotated[
         str | None,
-        typer.Option(help="A name of `noisegate list aggregators`. [two-stage, normalized server gradient]"),
+        typer.Option(help="A name of `noisegate list aggregators`. [fortified]"),
     ] = None,
     worker: Annotated[
         str | None,

@@ -20,6 +20,7 @@ from noisegate.errors import SpecError
 from noisegate.lab.launch import Result, run, run_together
 from noisegate.lab.redteam import Outcome
 from noisegate.lab.spec import Spec
+from noisegate.version import __version__
 
 ABREAST = 16
 """Runs that share a CUDA device unless told otherwise."""
@@ -42,7 +43,12 @@ class Crew:
 
     @property
     def how(self) -> str:
-        """The flags of `noisegate run` that give the numbers of this crew, to the last digit."""
+        """What the numbers of this crew depend on beside the spec: what was run otherwise may have others."""
+        return f"noisegate {__version__} {self.flags}"
+
+    @property
+    def flags(self) -> str:
+        """The flags with which `noisegate run`, of this version, gives the numbers of this crew, to the last digit."""
         flags = "--device cuda" if self.cuda else f"--device cpu --threads {self.compute.threads}"
         return flags if self.compute.memory is None else f"{flags} --memory {self.compute.memory}"
 

@@ -2,24 +2,29 @@
 
 from typing import Any
 
-from noisegate.lab.redteam import Findings, Trial
+from noisegate.lab.redteam import BEHAVED, Findings, Trial
+
+WITHOUT = "without an attack"
 
 
 def plot(found: Findings) -> str:
-    """HTML. A line for each attack, through its worst case at each share at which it was tried."""
+    """HTML. A line for each attack, through its worst case at each share at which it was tried; what there is without.
+
+    The reference is a line across.
+    """
     from plotly import graph_objects, io  # here, since only a plot needs it
 
     figure = graph_objects.Figure()
-    for attack, trials in _lines(found).items():
+    for name, trials in _lines(found).items():
         figure.add_scatter(
             x=[trial.spec.byzantine for trial in trials],
             y=[trial.accuracy for trial in trials],
             text=[describe(trial) for trial in trials],
-            name=attack,
+            name=name,
             mode="lines+markers",
             hovertemplate="%{text}<br>share %{x:.0%}, accuracy %{y:.3f}<extra></extra>",
         )
-    clean = found.reference.accuracy
+    clean = found.yardsticks.reference.accuracy
     figure.add_hline(y=clean, line_dash="dash", annotation_text=f"Reference Accuracy {clean:.3f}")
     settings = found.spec.canonical()
     figure.update_layout(
@@ -34,17 +39,20 @@ def plot(found: Findings) -> str:
 
 
 def _lines(found: Findings) -> dict[str, list[Trial]]:
-    """By attack, its worst case at each share; the attack that is worst at the spec's own share first."""
+    """By attack, its worst case at each share; the attack that is worst at the spec's own share first, none last."""
     lines: dict[str, list[Trial]] = {trial.attack: [] for trial in found.worst_by_attack(found.spec.byzantine)}
     for share in found.shares():
         for trial in found.worst_by_attack(share):
-            if trial.outcome.status == "done":
-                lines[trial.attack].append(trial)
-    return {attack: trials for attack, trials in lines.items() if trials}
+            lines[trial.attack].append(trial)
+    lines[WITHOUT] = [found.yardsticks.behaved]
+    ended = {name: [trial for trial in trials if trial.outcome.status == "done"] for name, trials in lines.items()}
+    return {name: trials for name, trials in ended.items() if trials}
 
 
 def describe(trial: Trial) -> str:
     """The attack with all settings that are not its defaults, and when it begins."""
+    if trial.attack == BEHAVED:
+        return WITHOUT
     told = part(trial.spec.canonical()["attack"])
     if trial.spec.attack_start == 0:
         return told

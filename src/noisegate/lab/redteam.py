@@ -1,8 +1,10 @@
 """An automatic adversary: every attack of the catalog against one configuration, narrowed down to the worst found."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist, fmean
 from typing import Any, Literal
 
 from noisegate import checks
@@ -66,15 +68,20 @@ SETTINGS: dict[str, Values] = {
     "large-norm": {"factor": (1.0, 10.0, 1e3, 1e6)},
     "zero": {},
     "nan": {"value": ("nan", "inf")},
-    "none": {},
 }
 """By attack: the settings that matter, and the values to try; None is the default. The most promising ones are first.
 
 An attack that is not here is tried at its defaults, and with another start.
 """
 
-OWN_CLOCK = ("none", "dormant", "score-banking")
-"""Attacks that a late start makes into another attack of the catalog, or that have nothing to turn to."""
+OWN_CLOCK = ("dormant", "score-banking")
+"""Attacks that a late start makes into another attack of the catalog."""
+
+BEHAVED = "none"
+"""Of the catalog, but no attack: what it leaves is what attacks are measured by."""
+
+SURE = 0.95
+"""How sure it has to be that what an attack cost is not noise."""
 
 Status = Literal["done", "skipped", "failed"]
 Stage = Literal["reference", "screen", "settings", "shares", "seeds"]
@@ -102,7 +109,7 @@ class Trial:
     @property
     def attack(self) -> str:
         """The attack's name."""
-        return str(self.spec.canonical()["attack"]["name"])
+        return _attack_of(self.spec)
 
     @property
     def accuracy(self) -> float:
@@ -111,22 +118,78 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Yardsticks:
+    """What an attack is measured by, on one seed.
+
+    reference: no attackers and no filter. behaved: the filter, and Byzantine workers that behave.
+    """
+
+    reference: Trial
+    behaved: Trial
+
+    @property
+    def accuracy(self) -> float:
+        """The lower one: what a filter costs by itself is not the attack's doing. Of those that ended."""
+        return min(self.reference.accuracy, self.behaved.accuracy)
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """The worst case again, on one seed."""
+
+    worst: Trial
+    yardsticks: Yardsticks
+
+    @property
+    def cost(self) -> float | None:
+        """How far the attack lowered the accuracy; None if that is not known."""
+        cost = self.yardsticks.accuracy - self.worst.accuracy
+        return cost if math.isfinite(cost) else None
+
+
+@dataclass(frozen=True)
 class Findings:
     """What a search found. trials: in the order of the search. untried: what the budget did not reach, by stage."""
 
     spec: Spec
     budget: int
-    reference: Trial
+    yardsticks: Yardsticks
     trials: tuple[Trial, ...]
     untried: tuple[tuple[Stage, Spec], ...]
-    seeds: tuple[tuple[Trial, Trial], ...] = ()
-    """(the worst case, its reference) on each of the seeds that were asked for."""
+    seeds: tuple[Repeat, ...] = ()
+    """The worst case on each of the seeds that were asked for."""
 
     @property
     def worst(self) -> Trial | None:
         """The lowest accuracy at the spec's own share; of equal ones, the one found first. None if no run ended."""
-        done = [trial for trial in self.trials if _ended(trial) and trial.spec.byzantine == self.spec.byzantine]
-        return min(done, key=lambda trial: trial.accuracy, default=None)
+        return min(self._candidates(), key=lambda trial: trial.accuracy, default=None)
+
+    @property
+    def cost(self) -> float | None:
+        """How far the worst case lowered the accuracy; None if no run ended."""
+        return Repeat(self.worst, self.yardsticks).cost if self.worst else None
+
+    def elsewhere(self) -> list[tuple[Repeat, float]]:
+        """The worst case on the seeds that it was not chosen on, and what it cost there."""
+        others = [again for again in self.seeds if again.worst.spec.seed != self.spec.seed]
+        return [(again, again.cost) for again in others if again.cost is not None]
+
+    def noise(self, examples: int) -> float:
+        """What the worst case may cost by chance alone, measured on so many test examples: it was the worst of many."""
+        return by_chance(self.yardsticks.accuracy, examples, max(1, len(self._candidates())))
+
+    def harmful(self, examples: int) -> bool:
+        """Whether the worst case cost more than noise: where it was found, and on average on other seeds, if tried."""
+        if self.cost is None or self.cost <= self.noise(examples):
+            return False
+        elsewhere = self.elsewhere()
+        if not elsewhere:
+            return True
+        clean = fmean(again.yardsticks.accuracy for again, _ in elsewhere)
+        return fmean(cost for _, cost in elsewhere) > by_chance(clean, examples * len(elsewhere))
+
+    def _candidates(self) -> list[Trial]:
+        return [trial for trial in self.trials if _ended(trial) and trial.spec.byzantine == self.spec.byzantine]
 
     def worst_by_attack(self, share: float) -> list[Trial]:
         """At that share, each attack's worst, worst first; then those of which no run ended."""
@@ -144,7 +207,16 @@ class Findings:
 
     def unfinished(self) -> list[Trial]:
         """What was skipped or failed."""
-        return [trial for trial in self.trials if not _ended(trial)]
+        return [trial for trial in (self.yardsticks.behaved, *self.trials) if not _ended(trial)]
+
+
+def by_chance(accuracy: float, examples: int, runs: int = 1) -> float:
+    """How far the worst of so many runs may fall below another of that accuracy by chance, 19 times of 20 no further.
+
+    Only what comes from measuring on so many test examples. How far training varies by itself, other seeds show.
+    """
+    share = (accuracy * examples + 1) / (examples + 2)  # all right, or all wrong, is not certain to be so again
+    return NormalDist().inv_cdf(1 - (1 - SURE) / runs) * math.sqrt(2 * share * (1 - share) / examples)
 
 
 Evaluate = Callable[[Sequence[Spec], Stage], Sequence[Outcome]]
@@ -164,34 +236,44 @@ def red_team(
     First every attack at its defaults, from the start and turning late, and the spec's own attack as it stands. Then
     the settings of the worst few, one at a time, each kept if it lowers the accuracy. Then those at other `shares`.
     The first takes two thirds of the budget at most, or what every attack once takes; the last has a sixth to itself,
-    if that is left. A run that is skipped costs nothing, nor do the reference and `seeds`, on which the worst case is
+    if that is left. A run that is skipped costs nothing, nor do the yardsticks and `seeds`, on which the worst case is
     repeated in the end.
     """
+    check_search(spec, budget, shares)
+    search = _Search(evaluate, budget)
+    names = _by_promise(name for name in ATTACKS if name != BEHAVED)
+    own = [] if _attack_of(spec) == BEHAVED else [spec]
+    first = [*own, *(_plain(spec, name) for name in names)]
+    late = [replace(_plain(spec, name), attack_start=LATE) for name in names if name not in OWN_CLOCK]
+    by = Yardsticks(*search.beside([reference(spec), behaved(spec)], "reference"))
+    if not _ended(by.reference):
+        raise NoisegateError(f"the reference run without attackers did not end: {by.reference.outcome.message}")
+    search.run([*first, *late], "screen", keep=budget - max(len(_distinct(first)), budget * 2 // 3))
+
+    leaders = _narrow(search, _worst_of_each(search.trials, names)[:SEARCHED], keep=budget // 6)
+    others = [share for share in dict.fromkeys(shares) if share != spec.byzantine]
+    search.run([replace(best, byzantine=share) for best in leaders for share in others], "shares")
+    found = Findings(spec, budget, by, tuple(search.trials), search.left_out())
+    if found.worst is None:
+        return found
+    repeated = [replace(found.worst.spec, seed=seed) for seed in dict.fromkeys(seeds)]
+    search.beside([*repeated, *map(reference, repeated), *map(behaved, repeated)], "seeds")  # all at once
+    return replace(found, seeds=tuple(search.repeat(one) for one in repeated))
+
+
+def check_search(spec: Spec, budget: int, shares: Sequence[float]) -> None:
+    """Refuse a search that cannot be, before anything is run or written."""
     checks.count(budget=budget)
     for share in shares:
         if not 0 < share < 1:
             raise checks.refuse("shares", share, "must be above 0 and below 1")
     if spec.byzantine == 0:
         raise SpecError("byzantine = 0.0: nobody is left to attack; give a share above 0")
-    search = _Search(evaluate, budget)
-    names = _by_promise(ATTACKS)
-    first = [spec, *(_plain(spec, name) for name in names)]
-    late = [replace(_plain(spec, name), attack_start=LATE) for name in names if name not in OWN_CLOCK]
-    clean = search.beside([reference(spec)], "reference")[0]
-    if clean.outcome.status != "done":
-        raise NoisegateError(f"the reference run without attackers did not end: {clean.outcome.message}")
-    search.run([*first, *late], "screen", keep=budget - max(len(_distinct(first)), budget * 2 // 3))
 
-    worst = [trial for trial in _worst_of_each(search.trials, names) if trial.attack != "none"][:SEARCHED]
-    leaders = _narrow(search, worst, keep=budget // 6)
-    others = [share for share in dict.fromkeys(shares) if share != spec.byzantine]
-    search.run([replace(best, byzantine=share) for best in leaders for share in others], "shares")
-    found = Findings(spec, budget, clean, tuple(search.trials), search.left_out())
-    if found.worst is None:
-        return found
-    repeated = [replace(found.worst.spec, seed=seed) for seed in dict.fromkeys(seeds)]
-    again = search.beside([*repeated, *(reference(one) for one in repeated)], "seeds")
-    return replace(found, seeds=tuple(zip(again[: len(repeated)], again[len(repeated) :], strict=True)))
+
+def behaved(spec: Spec) -> Spec:
+    """The same without an attack: the Byzantine workers are as honest as the others."""
+    return _plain(spec, BEHAVED)
 
 
 @dataclass
@@ -214,6 +296,11 @@ class _Search:
             self.left -= sum(trial.outcome.status != "skipped" for trial in trials)
         for spec in waiting:
             self.untried.setdefault(spec.name(), (stage, spec))
+
+    def repeat(self, spec: Spec) -> Repeat:
+        """A spec that was run, beside its yardsticks."""
+        worst, *by = (self.known[one.name()] for one in (spec, reference(spec), behaved(spec)))
+        return Repeat(worst, Yardsticks(*by))
 
     def left_out(self) -> tuple[tuple[Stage, Spec], ...]:
         """What the budget did not reach in the end."""
@@ -284,6 +371,10 @@ def _with(spec: Spec, setting: str, value: Any) -> Spec:
 def _defaults(attack: str) -> dict[str, Any]:
     kind = find("attack", attack, ATTACKS)
     return {entry.name: entry.default for entry in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else {}
+
+
+def _attack_of(spec: Spec) -> str:
+    return str(spec.canonical()["attack"]["name"])
 
 
 def _plain(spec: Spec, attack: str) -> Spec:

@@ -7,7 +7,7 @@ import math
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from noisegate.workers import WORKERS
 Part = str | Mapping[str, Any]
 """A name, or a table with `name` and settings."""
 
-BEST = {"name": "two-stage", "server_gradient": "normalized"}
+BEST = "fortified"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
@@ -61,7 +61,7 @@ class Spec:
     attack: Part = "label-flip"
     attack_start: float = 0.0
     attack_asleep: str = "behave"
-    aggregator: Part = field(default_factory=lambda: dict(BEST))
+    aggregator: Part = BEST
     gamma: float | None = None
     rounds: int | None = None
     non_iid: bool = False

@@ -76,6 +76,13 @@ class Federation:
         return self.everyone[self.byzantine]
 
     @cached_property
+    def strata(self) -> int:
+        """How many classes the server's examples are of, if as many of every class, one after the other; else 1."""
+        labels, sizes = self.aux_y.unique_consecutive(return_counts=True)
+        even = len(labels) == len(labels.unique()) and bool((sizes == sizes[:1]).all())
+        return max(1, len(labels)) if even else 1
+
+    @cached_property
     def turned(self) -> Tensor:
         """(n, 1) -1 for the Byzantine workers, 1 for the others."""
         return 1.0 - 2.0 * self.byzantine[:, None].to(self.x.dtype if self.x.is_floating_point() else torch.float32)

@@ -87,7 +87,7 @@ def play(
             run.batch,
             run.worker.sensitivity,
             partial(contributions_of, *own, run.worker, run.noise_std, room=room),
-            own_y if own_y is run.aux_y else None,  # an adversary's may not be as many of every class
+            run.strata if own_y is run.aux_y else 1,  # an adversary's may not be as many of every class
             last,
         )
 
