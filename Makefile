@@ -1,10 +1,11 @@
 # make demo   environment, install, and one private run under attack with the defaults
 # make test   environment, install, lint, types, every test
+# make quick  the paper's experiments in miniature, on digits
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint types unit bench wheel clean
+.PHONY: demo test lint types unit quick bench wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/noisegate run
@@ -20,6 +21,9 @@ types: $(VENV)/developed
 
 unit: $(VENV)/developed
 	$(BIN)/python -m pytest
+
+quick: $(VENV)/developed
+	$(BIN)/noisegate reproduce --quick --out runs/quick
 
 bench: $(VENV)/benched
 	$(BIN)/python benchmarks/round.py

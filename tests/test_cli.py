@@ -89,7 +89,7 @@ BAD = [
     ("run --set server.width=2", "with PART one of attack, aggregator, worker"),
     ("run --set attack.too=random", "did you mean 'to'?"),
     ("run --set attack.to=left", "choose from 'reverse', 'random'"),
-    ("run --set aggregator.width=wide", "aggregator.width = 'wide': must be a number"),
+    ("run --set aggregator.refused=few", "aggregator.refused = 'few': must be a number"),
     ("run --set aggregator.=3", "aggregator."),
     ("privacy --samples 3000 --rounds 10", "give either --epsilon"),
     ("privacy --samples 3000 --rounds 10 --epsilon 2 --sigma 1", "give either --epsilon"),
@@ -243,17 +243,8 @@ def test_flags_override_the_file_and_set_overrides_both(cli, tmp_path):
     [
         ("attack.to=random", "attack", {"name": "label-flip", "to": "random"}),
         ("attack.to='random'", "attack", {"name": "label-flip", "to": "random"}),
-        (
-            "aggregator.width=2.5",
-            "aggregator",
-            {"name": "two-stage", "server_gradient": "normalized", "width": 2.5},
-        ),
-        ("aggregator.stages=1", "aggregator", {"name": "two-stage", "server_gradient": "normalized", "stages": 1}),
-        (
-            "aggregator.stages=both",
-            "aggregator",
-            {"name": "two-stage", "server_gradient": "normalized", "stages": "both"},
-        ),
+        ("aggregator.refused=2.5", "aggregator", {"name": "fortified", "refused": 2.5}),
+        ("aggregator.refused=1", "aggregator", {"name": "fortified", "refused": 1}),
         ("worker.momentum=0", "worker", {"name": "normalized", "momentum": 0}),
     ],
 )
@@ -264,7 +255,8 @@ def test_set_reads_values_as_toml_or_text(cli, setting, part, expected):
 
 
 def test_set_may_be_given_several_times(cli):
-    found = cli(*QUICK, "--set", "aggregator.width=2", "--set", "aggregator.stages=1", "--json").json
+    chosen = ["--aggregator", "two-stage", "--set", "aggregator.width=2", "--set", "aggregator.stages=1"]
+    found = cli(*QUICK, *chosen, "--json").json
     assert (found["spec"]["aggregator"]["width"], found["spec"]["aggregator"]["stages"]) == (2, 1)
 
 
@@ -282,6 +274,8 @@ def test_every_flag_reaches_the_spec(cli):
         "--worker": "clipped",
         "--gamma": 0.4,
         "--dirichlet": 4.0,
+        "--auxiliary": 3,
+        "--auxiliary-from": "digits",
         "--seed": 9,
         "--model": "mlp",
         "--sampling": "poisson",

@@ -23,6 +23,21 @@ from noisegate.streams import stream
 from noisegate.vectors import FlatModel, clear_rows, copy_if
 from noisegate.workers import Clipped, Normalized, choose_sums
 from noisegate.workers.closed_form import ClosedForm
+from test_judging import (
+    KINDS,
+    SHARING,
+    check_alone,
+    check_doubts,
+    check_judged,
+    check_probed,
+    check_rounds,
+    check_shared,
+    check_weighed,
+    view_on,
+)
+from test_judging import (
+    SHAPES as JUDGED,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -379,3 +394,66 @@ def test_copies_are_made_or_not(size) -> None:
     assert not old.any()
     copy_if(torch.tensor(True, device="cuda"), value, old)
     assert torch.equal(old, value)
+
+
+# --- the kernels of `fortified`, held against their twins on a CPU ----------------------------------------------------
+
+LARGE = [(100, 25_450, 100, 10), (130, 5000, 47, 1), (600, 300, 20, 10), (2, 1_200_000, 20, 10)]
+
+
+@pytest.fixture
+def exactly():
+    """Matrix products in full precision."""
+    if not kernels.available():
+        pytest.skip("a device that Triton does not compile for")
+    with noisegate.Compute().exact():
+        yield
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", JUDGED + LARGE, ids=str)
+def test_what_lies_along_the_probes(shape, kind, exactly) -> None:
+    check_probed("cuda", shape, kind)
+    check_probed("cuda", shape, kind, memory=16 * shape[1] * 3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", JUDGED + LARGE[:3], ids=str)
+def test_what_that_says_of_a_worker(shape, kind, exactly) -> None:
+    check_judged("cuda", shape, kind)
+
+
+@pytest.mark.parametrize("n", [1, 20, 300, 5000])
+@pytest.mark.parametrize("tested", [False, True])
+def test_what_an_upload_alone_shows(n, tested, exactly) -> None:
+    check_alone("cuda", n, tested)
+
+
+@pytest.mark.parametrize("n", [1, 2, 13, 20, 50, 100, 128])
+@pytest.mark.parametrize("kind", SHARING)
+def test_what_is_shared(n, kind, exactly) -> None:
+    for seed in range(8):
+        check_shared("cuda", n, kind, seed)
+        check_shared("cuda", n, kind, seed, limit=0.05, everyone=True)
+
+
+@pytest.mark.parametrize("kind", ["some", "zeros", "nobody", "huge"])
+@pytest.mark.parametrize(("n", "K"), [(1, 1), (9, 4), (70, 3), (512, 4), (2000, 4)])
+def test_doubts(n, K, kind, exactly) -> None:
+    check_doubts("cuda", n, K, kind)
+
+
+@pytest.mark.parametrize("kind", ["some", "nobody", "huge", "everybody"])
+@pytest.mark.parametrize("n", [1, 9, 100, 1500, 5000])
+def test_weights_and_reasons(n, kind, exactly) -> None:
+    check_weighed("cuda", n, kind)
+
+
+def test_a_round_of_fortified_is_that_of_a_cpu(exactly) -> None:
+    def there(rule, view, memory):
+        moved, own = view_on("cuda", view), view.contributions().cuda()
+        moved = replace(moved, contributions=lambda: own)
+        return rule(moved, {name: value.cuda() for name, value in memory.items()})
+
+    check_rounds(there, rounds=8)
+    check_rounds(there, rounds=3, d=6000)

@@ -2,15 +2,19 @@
 
 import dataclasses
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from noisegate import Compute, Spec, SpecError, StoreError, reference, run, undefended
+from noisegate import Compute, Spec, SpecError, StoreError, data, reference, run, undefended
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
 from noisegate.lab import read_spec
+from noisegate.lab.setup import SharedData, prepare
+from noisegate.simulate import first_state, play
+from noisegate.streams import stream
 from noisegate.views import Reason
 
 PROMISED = {
@@ -42,7 +46,7 @@ def test_the_result_has_what_was_promised(quick):
     assert (found["rounds"], found["workers"], found["byzantine"], found["byzantine_workers"]) == (3, 10, 0.6, 15)
     assert (found["attack"], found["aggregator"], found["dataset"], found["seed"]) == (
         "label-flip",
-        "two-stage",
+        "fortified",
         "digits",
         4,
     )
@@ -134,7 +138,7 @@ def test_fixed_batches_are_charged_as_such(quick):
 
 def test_gamma_bounds_how_many_are_used(quick):
     for gamma, most in ((0.2, 5), (1.0, 25)):
-        result = run(quick(gamma=gamma, evaluate_every=1))
+        result = run(quick(gamma=gamma, evaluate_every=1, aggregator="two-stage"))
         for line in result.curve:
             assert 0 < sum(line["selected"].values()) <= most
     assert sum(result.curve[0]["selected"].values()) > 10, "gamma = 1 believes everybody"
@@ -245,3 +249,67 @@ def test_result_and_spec_are_frozen(quick):
         run(quick()).accuracy = 1.0
     with pytest.raises(dataclasses.FrozenInstanceError):
         Spec().seed = 2
+
+
+def test_without_noise_nothing_is_promised(quick):
+    result = run(quick(sigma=0.0, epsilon=None, sigma_base=None, byzantine=0.0, attack="none", aggregator="mean"))
+    assert result.epsilon is None
+    assert result.worker_epsilons == []
+    assert result.accountant == "none"
+    found = result.as_dict()
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_without_noise_an_upload_is_the_signal_alone(quick):
+    """The same batches and the same model: what is sent twice is the same, and short."""
+    spec = quick(sigma=0.0, epsilon=None, sigma_base=None, byzantine=0.0, attack="none", aggregator="mean")
+    federation = prepare(spec, Compute(device="cpu")).federation
+    assert federation.rate == spec.rate
+    state, _ = play(federation, first_state(federation), 0)
+    assert float(state.uploads.norm(dim=1).max()) <= 3.0  # of batches up to three times as large as expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"aggregator": "fortified"}, "leaves no noise, which aggregator 'fortified' tests for"),
+        ({"aggregator": "two-stage"}, "leaves no noise, which aggregator 'two-stage' tests for"),
+        ({"aggregator": "sign-vote", "worker": "sign-randomized"}, "needs noise"),
+    ],
+)
+def test_what_needs_noise_is_refused_without_it(quick, changed, said):
+    with pytest.raises(SpecError, match=said):
+        run(quick(**{"sigma": 0.0, "epsilon": None, "sigma_base": None, **changed}))
+
+
+def test_no_noise_keeps_no_budget():
+    with pytest.raises(SpecError, match="cannot be kept with sigma = 0"):
+        Spec(sigma=0.0, epsilon=2.0)
+
+
+def test_the_servers_examples_may_be_of_another_data_set(quick, monkeypatch):
+    """Its own numbers and labels, and all of the workers' pool stays the workers'."""
+    plain = prepare(quick(), Compute(device="cpu")).federation
+    other = data.load("digits", stream(0, "test-split"))
+    other = replace(other, name="other", x=other.x + 100)
+    monkeypatch.setitem(data.SOURCES, "other", data.SOURCES["digits"])
+    monkeypatch.setattr(SharedData, "load_auxiliary", lambda self, name: other)
+    foreign = prepare(quick(auxiliary_from="other"), Compute(device="cpu")).federation
+    assert float(foreign.aux_x.min()) > 50 > float(plain.aux_x.max())
+    assert len(foreign.aux_y) == len(plain.aux_y) == 20
+    assert foreign.strata == 10
+    held = {int(i) for row, size in zip(foreign.holdings, foreign.sizes, strict=True) for i in row[: int(size)]}
+    assert len(held) == len(foreign.y)
+
+
+def test_server_examples_that_do_not_fit_are_refused(quick):
+    with pytest.raises(SpecError, match="must be one of"):
+        run(quick(auxiliary_from="cifar"))
+
+
+def test_server_examples_of_another_shape_are_refused(quick, monkeypatch):
+    other = data.load("digits", stream(0, "test-split"))
+    narrow = replace(other, x=other.x[..., :4], x_test=other.x_test[..., :4])
+    monkeypatch.setattr(SharedData, "load_auxiliary", lambda self, name: narrow)
+    with pytest.raises(SpecError, match="choose a data set like it"):
+        run(quick(auxiliary_from="kmnist"))

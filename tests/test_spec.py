@@ -146,7 +146,15 @@ OTHERWISE = {
     "auxiliary": 3,
     "evaluate_every": 7,
     "seed": 2,
+    "auxiliary_from": "kmnist",
 }
+
+
+def test_names_are_those_of_earlier_versions():
+    """A setting that is new and not used changes no name, so that run folders are found again."""
+    assert Spec(aggregator="two-stage").name() == "digits-77e7d4db9158"
+    assert "auxiliary_from" not in Spec().canonical()
+    assert Spec(auxiliary_from="kmnist").canonical()["auxiliary_from"] == "kmnist"
 
 
 def test_the_name_changes_with_every_setting():
@@ -156,7 +164,7 @@ def test_the_name_changes_with_every_setting():
     assert len(names) == len(OTHERWISE)
     assert names - {Spec(attack_asleep="copy").name()} == names - {Spec().name()}
     assert Spec(attack_asleep="copy", attack_start=0.5).name() != Spec(attack_start=0.5).name()
-    changed_part = Spec(aggregator={"name": "two-stage", "server_gradient": "normalized", "width": 2.0})
+    changed_part = Spec(aggregator={"name": "fortified", "refused": 2.0})
     assert changed_part.name() != Spec().name()
 
 

@@ -15,6 +15,8 @@ Where server examples are as many of every class, classes add nothing to e.
 import torch
 from torch import Tensor
 
+from noisegate import kernels
+
 SPEED = 0.02
 """Of the moving averages of how far workers lie off: over some 50 rounds."""
 
@@ -51,6 +53,11 @@ def doubts(off: Tensor, error: Tensor, spread: Tensor, noise: Tensor, passed: Te
     off: (n, K) how far they lay off on average. error, noise: (K,) variances e^2 and v^2. spread: (K,) of the examples.
     passed: (n,) whose positions count. ties: (n,) a random order.
     """
+    if off.is_cuda and kernels.available() and off.dtype == torch.float32:
+        from noisegate.kernels import judging
+
+        given = (each.contiguous() for each in (off, error, spread, noise, passed, ties))
+        return judging.doubts(*given, skew=SKEW, width=WIDTH, far=FAR, most=MOST, neighbors=NEIGHBORS)
     alone = (off / (2 * (error + (SKEW * spread).square() + noise)).sqrt()).clamp(-FAR, FAR).square()
     places = (off / (WIDTH * (2 * noise).sqrt())).clamp(-FAR, FAR)
     theirs, near = torch.where(passed[:, None], alone, torch.inf), places

@@ -38,7 +38,7 @@ def gathered(before: Tensor | None, outside: Tensor, counts: Tensor) -> Tensor:
     outside: (n, K) how far each worker lies outside of K bounds, in standard deviations; negative inside.
     counts: (n,) whose upload says anything. The others stay as they were.
     """
-    sizes, halves = _sizes(outside.dtype, outside.device)
+    sizes, halves = sizes_on(outside.dtype, outside.device)
     outside = outside.nan_to_num(FARTHEST).clamp_(-FARTHEST, FARTHEST)
     steps = torch.addcmul(halves, outside[..., None], sizes)
     before = torch.zeros_like(steps) if before is None else before
@@ -56,7 +56,7 @@ def together(evidence: Tensor) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
-def _sizes(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def sizes_on(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """k and -k^2 / 2"""
     sizes = torch.tensor(SIZES, dtype=dtype, device=device)
     return sizes, sizes.square() / -2

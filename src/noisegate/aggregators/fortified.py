@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from noisegate import checks
+from noisegate import checks, kernels
+from noisegate.aggregators import probes
 from noisegate.aggregators.doubts import SPEED, doubts, error_of_mean
-from noisegate.aggregators.evidence import SIZES, gathered, largest, together
+from noisegate.aggregators.evidence import FARTHEST, PLENTY, SIZES, gathered, largest, sizes_on, together
 from noisegate.aggregators.independence import GROUP, largest_product, shared
 from noisegate.aggregators.noise_tests import honest_lengths, ks_rejects, room_for_signal
 from noisegate.aggregators.probes import Expected, Seen, along_gradient, along_history, hoped_agreement
@@ -112,66 +113,45 @@ class Fortified:
 
         # 1. What one upload alone shows: its length, and the distribution of its coordinates.
         low, high = honest_lengths(d, view.noise_std, view.batch, view.largest, chance)
-        fits, like = (view.norms >= low) & (view.norms <= high), view.present
-        if view.noise_std:
-            room = room_for_signal(d, view.noise_std, view.largest)
-            like = ~ks_rejects(view.uploads, view.noise_std, chance, view.memory, room)
-        counts = view.present & fits & like  # nothing that a huge upload says is added to anything
+        alone = Alone.of(view, low, high, chance)
 
-        # 2. What it shows along directions that were fixed before the round, added up over the rounds.
-        known, lean = Known.of(memory, view), Lean.of(view, own)
-        # All directions at once: to read the uploads is what takes time.
-        directions = torch.cat([own.mean(0, keepdim=True), known.ways, known.rift])
-        lengths = directions.norm(dim=1)
-        directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
-        pasts = Pasts.of(view, own, known, directions[:1], high / math.sqrt(d))
-        found = torch.cat([view.uploads @ directions.T, pasts.found[:, None]], 1)
-        of_own = torch.cat([own @ directions.T, pasts.of_own], 1)
-        seen = Seen.of(of_own, lean.noise, view.batch)
-        expected, variance = _expected(view, seen, len(own), lengths, pasts, known, lean)
-        evidence = gathered(known.evidence, expected.outside(found, variance), counts)
-        clear = largest(evidence) <= math.log(2 * PROBES * len(SIZES) / chance)
+        # 2. Where it lies along directions that were fixed before the round.
+        known = Known.of(memory, view)
+        probed = Probed.of(view, own, known, high / math.sqrt(d))
 
-        # 3. How much to trust it: the logarithm of the odds, but for the prior ones, that it is honest.
-        hoped = hoped_agreement(own, lengths[0], seen.spread[0], view.strata)
-        trust = torch.where(counts, _trusted(known.trust, found[:, 0], hoped, seen.variance[0]), known.trust)
-        score = trust - together(evidence)
+        # 3. What that says of it, added up over the rounds: evidence against it, how much to trust it, and how far off
+        # the server's examples it lies where it could not be refused for that.
+        judged = Judged.of(view, known, probed, alone.counts, len(own), math.log(2 * PROBES * len(SIZES) / chance))
 
         # 4. What it shares with other uploads of the round.
-        limit = largest_product(view.noise_std, high, lean.signals, chance, min(n, GROUP) - 1)
-        copies, others = shared(view.uploads, counts & clear, limit, high, score, view.ties)
-        passed = counts & clear & ~copies
+        limit = largest_product(view.noise_std, high, probed.lean.signals, chance, min(n, GROUP) - 1)
+        copies, others = shared(view.uploads, judged.among, limit, high, judged.score, view.ties)
+        passed = judged.among ^ copies  # which are among them
 
-        # 5. How far off the server's examples it lies, where it could not be refused for that: along neither these
-        # examples themselves nor its own past, which nobody else has.
-        off = torch.lerp(known.off, found[:, 1:COMMON] - seen.mean[1:COMMON], SPEED)
-        off = torch.where(counts[:, None], off, known.off)
-        error, noise = error_of_mean(of_own[:, 1:COMMON], view.strata), variance[0, 1:COMMON] * (SPEED / (2 - SPEED))
-        doubt = doubts(off, error, seen.spread[1:COMMON], noise, passed, view.ties)
+        # 5. How much doubt that leaves, along neither the server's examples themselves nor its own past, which nobody
+        # else has.
+        _, spread, variance = (each[1:COMMON] for each in probed.seen)
+        noise = variance * (SPEED / (2 - SPEED))
+        doubt = doubts(judged.off, probed.error[1:], spread, noise, passed, view.ties)
 
         # 6. The mean of those that are left, each with its odds, and what several say with that of one.
-        prior = view.believed_honest / (n + 1)
-        odds = torch.sigmoid(score + math.log(prior / (1 - prior))) * (-doubt).exp() * passed / (1 + others)
-        heavy = odds >= LEAST_WEIGHT * odds.amax()
-        kept = passed & heavy
-        odds = odds * kept
-        weights = odds / odds.sum().clamp(min=TINY)
-        update = weights @ view.uploads
+        stages = [view.present, alone.fits, alone.like, judged.clear, copies]
+        weighed = Weighed.of(view, known, judged.score, doubt, others, passed, stages)
+        update = weighed.weights @ view.uploads
 
         learned = Known(
-            evidence=evidence,
-            trust=trust,
-            off=off,
+            evidence=judged.evidence,
+            trust=judged.trust,
+            off=judged.off,
             ways=torch.lerp(known.ways, known.step, _speeds(known.ways)),
             step=update,
-            heaviest=torch.stack([weights.amax(), known.heaviest[0]]),
-            past=pasts.past,
-            rift=pasts.rift,
-            counted=counts,
-            clear=clear,
+            heaviest=weighed.heaviest,
+            past=probed.past,
+            rift=probed.rift,
+            counted=alone.counts,
+            clear=judged.clear,
         )
-        reason = _first_failed([view.present, fits, like, clear, ~copies, heavy])
-        return Verdict(update, kept, reason, score - doubt, learned._asdict())
+        return Verdict(update, weighed.kept, weighed.reason, weighed.score, learned._asdict())
 
 
 class Known(NamedTuple):
@@ -231,6 +211,38 @@ def _contributions(view: ServerView) -> Tensor:
     return own.nan_to_num(0.0, 0.0, 0.0)
 
 
+def _fused(like: Tensor) -> bool:
+    """Whether kernels of our own do the rest: a device takes longer to start a small operation than to do it."""
+    return like.is_cuda and kernels.available() and like.dtype == torch.float32
+
+
+class Alone(NamedTuple):
+    """What one upload alone shows: (n,) each.
+
+    fits: by its length. like: by the distribution of its coordinates. counts: by both. Nothing that a huge upload says
+    is added to anything.
+    """
+
+    fits: Tensor
+    like: Tensor
+    counts: Tensor
+
+    @classmethod
+    def of(cls, view: ServerView, low: float, high: float, chance: float) -> "Alone":
+        """low, high: lengths that an honest upload has. chance: that the test of the distribution refuses one."""
+        rejected = None
+        if view.noise_std:
+            room = room_for_signal(view.uploads.shape[1], view.noise_std, view.largest)
+            rejected = ks_rejects(view.uploads, view.noise_std, chance, view.memory, room)
+        if _fused(view.norms):
+            from noisegate.kernels import judging
+
+            return cls(*judging.alone(view.norms, view.present, rejected, low, high))
+        fits = (view.norms >= low) & (view.norms <= high)
+        like = view.present if rejected is None else ~rejected
+        return cls(fits, like, view.present & fits & like)
+
+
 class Lean(NamedTuple):
     """What momentum does to an honest upload beside its signal: () each.
 
@@ -248,11 +260,17 @@ class Lean(NamedTuple):
     @classmethod
     def of(cls, view: ServerView, own: Tensor) -> "Lean":
         """own: (A, d) what the server's examples would add; the lean is what lacks to the largest."""
-        d = own.shape[1]
-        again = min(MOST_AGAIN, view.largest / (view.noise_std * math.sqrt(d) + TINY))
+        echo, spread = cls.scales(view)
         signals = own.norm().square() / len(own)
         lean = (view.largest**2 - signals).clamp(min=0.0)
-        return cls(lean * (LEAN / (1 - again)), lean / (d * (1 - again**2)) + view.noise_std**2, signals)
+        return cls(lean * echo, lean / spread + view.noise_std**2, signals)
+
+    @staticmethod
+    def scales(view: ServerView) -> tuple[float, float]:
+        """What the lean is multiplied by for its echo, and divided by for its part of the variance."""
+        d = view.uploads.shape[1]
+        again = min(MOST_AGAIN, view.largest / (view.noise_std * math.sqrt(d) + TINY))
+        return LEAN / (1 - again), d * (1 - again**2)
 
 
 class Pasts(NamedTuple):
@@ -301,15 +319,134 @@ class Pasts(NamedTuple):
         return cls(found / lengths, lengths * unit, of_own / lengths, past, rift)
 
 
-def _expected(
-    view: ServerView, seen: Seen, count: int, lengths: Tensor, pasts: Pasts, known: Known, lean: Lean
-) -> tuple[Expected, Tensor]:
-    """Where each worker is expected along every probe, and with what variance: (n, PROBES) each.
+class Probed(NamedTuple):
+    """Where everything lies along the probes: the COMMON directions, and each worker's past.
 
-    lengths: (COMMON,) of the directions before they were made unit vectors.
+    found: (n, PROBES) the uploads. seen: (COMMON + n,) each, the server's examples; error: (COMMON,) the squared
+    standard error of their mean. lengths: (COMMON,) of the directions before they were made unit vectors, past_lengths:
+    (n,) of the pasts. hoped: () how far along the server's gradient honest uploads should lie.
+    lean: as momentum allows. past, rift: as in `Known`, with the last uploads.
     """
-    part = known.heaviest.amax() * lean.echo * _speeds(known.ways)[:, 0]  # of one upload in the newest part of a way
-    leans = torch.cat([part / lengths[1:-1].clamp(min=TINY), OWN_SPEED * lean.echo / pasts.lengths]).clamp(max=1.0)
+
+    found: Tensor
+    seen: Seen
+    error: Tensor
+    lengths: Tensor
+    past_lengths: Tensor
+    hoped: Tensor
+    lean: Lean
+    past: Tensor
+    rift: Tensor
+
+    @classmethod
+    def of(cls, view: ServerView, own: Tensor, known: Known, unit: float) -> "Probed":
+        """own: (A, d) what the server's examples would add. unit: that a past is measured in."""
+        if _fused(own) and (fused := cls._by_kernels(view, own, known, unit)):
+            return fused
+        lean = Lean.of(view, own)
+        # All directions at once: to read the uploads is what takes time.
+        directions = torch.cat([own.mean(0, keepdim=True), known.ways, known.rift])
+        lengths = directions.norm(dim=1)
+        directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
+        pasts = Pasts.of(view, own, known, directions[:1], unit)
+        found = torch.cat([view.uploads @ directions.T, pasts.found[:, None]], 1)
+        of_own = torch.cat([own @ directions.T, pasts.of_own], 1)
+        seen = Seen.of(of_own, lean.noise, view.batch)
+        error = error_of_mean(of_own[:, :COMMON], view.strata)
+        hoped = hoped_agreement(own, lengths[0], seen.spread[0], view.strata)
+        return cls(found, seen, error, lengths, pasts.lengths, hoped, lean, pasts.past, pasts.rift)
+
+    @classmethod
+    def _by_kernels(cls, view: ServerView, own: Tensor, known: Known, unit: float) -> "Probed | None":
+        """None if the server has too many examples for them."""
+        from noisegate.kernels import judging
+
+        if not judging.takes(own, view.strata):
+            return None
+        old = (known.ways, known.rift, known.past, known.counted, known.clear)
+        echo, spread = Lean.scales(view)
+        scales = judging.Scales(
+            strata=view.strata,
+            batch=view.batch,
+            largest=view.largest,
+            noise_variance=view.noise_std**2,
+            echo=echo,
+            spread=spread,
+            unit=unit,
+            speed=OWN_SPEED,
+            restart=RESTART,
+            tiny=TINY,
+            least_length=probes.TINY,
+            least_variance=probes.TINY**2,
+        )
+        new = judging.probed(judging.Round(view.uploads, view.last, own, *old), scales, view.memory)
+        seen, lean = Seen(new.mean, new.spread, new.variance), Lean(new.echo, new.noise, new.signals)
+        return cls(new.found, seen, new.error, new.lengths, new.past_lengths, new.hoped, lean, new.past, new.rift)
+
+
+class Judged(NamedTuple):
+    """What is known of everyone after a round: evidence, trust and off as in `Known`.
+
+    clear: (n,) against whom there is no more evidence than is allowed; among: (n,) those of them whose uploads count.
+    score: (n,) the logarithm of the odds, but for the prior ones, that it is honest.
+    """
+
+    evidence: Tensor
+    clear: Tensor
+    among: Tensor
+    trust: Tensor
+    score: Tensor
+    off: Tensor
+
+    @classmethod
+    def of(cls, view: ServerView, known: Known, probed: Probed, counts: Tensor, count: int, most: float) -> "Judged":
+        """counts: (n,) whose upload says anything. count: the server's examples. most: evidence that is allowed."""
+        if _fused(probed.found):
+            return cls._by_kernels(view, known, probed, counts, count, most)
+        found, seen = probed.found, probed.seen
+        expected, variance = _expected(view, known, probed, count)
+        evidence = gathered(known.evidence, expected.outside(found, variance), counts)
+        clear = largest(evidence) <= most
+        trust = torch.where(counts, _trusted(known.trust, found[:, 0], probed.hoped, seen.variance[0]), known.trust)
+        off = torch.lerp(known.off, found[:, 1:COMMON] - seen.mean[1:COMMON], SPEED)
+        off = torch.where(counts[:, None], off, known.off)
+        return cls(evidence, clear, counts & clear, trust, trust - together(evidence), off)
+
+    @classmethod
+    def _by_kernels(
+        cls, view: ServerView, known: Known, probed: Probed, counts: Tensor, count: int, most: float
+    ) -> "Judged":
+        from noisegate.kernels import judging
+
+        limits = judging.Limits(
+            speeds=_speeds(known.ways),
+            sizes=sizes_on(known.trust.dtype, known.trust.device)[0],
+            own_speed=OWN_SPEED,
+            certainty=probes.CERTAINTY,
+            skew=probes.SKEW,
+            harmless=probes.HARMLESS,
+            least_length=probes.TINY,
+            tiny=TINY,
+            farthest=FARTHEST,
+            plenty=PLENTY,
+            caution=CAUTION,
+            lucky=LUCKY,
+            most_trust=MOST_TRUST,
+            off_speed=SPEED,
+        )
+        seen = judging.Seen(
+            probed.found, *probed.seen, probed.lengths, probed.past_lengths, probed.lean.echo, probed.hoped
+        )
+        old = judging.Before(known.evidence, known.trust, known.off, known.heaviest)
+        return cls(*judging.judged(seen, old, counts, view.noise_std, count, most, limits))
+
+
+def _expected(view: ServerView, known: Known, probed: Probed, count: int) -> tuple[Expected, Tensor]:
+    """Where each worker is expected along every probe, and with what variance: (n, PROBES) each."""
+    seen, echo = probed.seen, probed.lean.echo
+    part = known.heaviest.amax() * echo * _speeds(known.ways)[:, 0]  # of one upload in the newest part of a way
+    leans = torch.cat([part / probed.lengths[1:-1].clamp(min=TINY), OWN_SPEED * echo / probed.past_lengths])
+    leans = leans.clamp(max=1.0)
     # The rift is older than anything that is still leaned on.
     leans = torch.cat([leans[: len(SPEEDS)], torch.zeros_like(leans[:1]), leans[len(SPEEDS) :]])
     gradient = along_gradient(Seen(*(each[:1] for each in seen)), count, view.noise_std)
@@ -328,6 +465,45 @@ def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, variance: Tensor) 
     looked_for = CAUTION * hoped
     seen = torch.minimum(agreement, hoped + LUCKY * variance.sqrt())
     return (trust + looked_for / variance * (seen - looked_for / 2)).clamp(-MOST_TRUST, MOST_TRUST)
+
+
+class Weighed(NamedTuple):
+    """Everyone's part in the update: (n,) each but `heaviest`, (2,), which is as in `Known`."""
+
+    weights: Tensor
+    kept: Tensor
+    reason: Tensor
+    score: Tensor
+    heaviest: Tensor
+
+    @classmethod
+    def of(
+        cls,
+        view: ServerView,
+        known: Known,
+        score: Tensor,
+        doubt: Tensor,
+        others: Tensor,
+        passed: Tensor,
+        stages: list[Tensor],
+    ) -> "Weighed":
+        """stages: (n,) each, as in STAGES, but the last; and who is a copy instead of who is not."""
+        prior = view.believed_honest / (len(score) + 1)
+        prior = math.log(prior / (1 - prior))
+        if _fused(score):
+            from noisegate.kernels import judging
+
+            reasons = _reasons(score.device)
+            given = (score, doubt, others, passed, stages, known.heaviest, reasons, prior, LEAST_WEIGHT, TINY)
+            return cls(*judging.weighed(*given))
+        odds = torch.sigmoid(score + prior) * (-doubt).exp() * passed / (1 + others)
+        heavy = odds >= LEAST_WEIGHT * odds.amax()
+        kept = passed & heavy
+        odds = odds * kept
+        weights = odds / odds.sum().clamp(min=TINY)
+        heaviest = torch.stack([weights.amax(), known.heaviest[0]])
+        *tests, copies = stages
+        return cls(weights, kept, _first_failed([*tests, ~copies, heavy]), score - doubt, heaviest)
 
 
 def _first_failed(passed: list[Tensor]) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from noisegate import kernels
 from noisegate.vectors import counting
 
 GROUP = 512
@@ -76,6 +77,13 @@ def shared(uploads: Tensor, among: Tensor, limit: Tensor, longest: float, trust:
     independent ones do.
     """
     n = len(uploads)
+    if uploads.is_cuda and kernels.available() and uploads.dtype == torch.float32:
+        from noisegate.kernels import judging
+
+        if n <= judging.MOST_COMPARED:
+            given = (_products(uploads), among, limit, longest, trust, ties)
+            limits = judging.Sharing(ALIKE, STEP, GROUP, MOST_WORKERS, TURNS)
+            return Shared(*judging.shared(*given, limits))
     rank = torch.empty_like(ties).scatter_(0, ties, counting(n, ties.device))
     if n <= GROUP:
         return _shared(_products(uploads), among, limit, longest, trust, rank)

@@ -1,6 +1,7 @@
 """The command line. Results go to standard output, everything else to standard error.
 
-Exit status: 0 fine, 1 a result outside its bounds, 2 bad input, 130 interrupted (state saved).
+Exit status: 0 fine, 1 a result outside its bounds or a failed run of a sweep, 2 bad input, 130 interrupted (state
+saved).
 """
 
 import sys
@@ -12,7 +13,11 @@ from noisegate.cli.data import app as data_app
 from noisegate.cli.listing import show_list
 from noisegate.cli.privacy import show_privacy
 from noisegate.cli.redteam import redteam_command
+from noisegate.cli.report import report_command
+from noisegate.cli.reproduce import reproduce_command
 from noisegate.cli.run import run_command
+from noisegate.cli.sweep import sweep_command
+from noisegate.cli.watch import watch_command
 from noisegate.errors import NoisegateError
 from noisegate.version import __version__
 
@@ -24,6 +29,10 @@ app = typer.Typer(
 )
 app.command("run")(run_command)
 app.command("redteam")(redteam_command)
+app.command("sweep")(sweep_command)
+app.command("reproduce")(reproduce_command)
+app.command("report")(report_command)
+app.command("watch")(watch_command)
 app.command("list")(show_list)
 app.command("privacy")(show_privacy)
 app.add_typer(data_app, name="data")

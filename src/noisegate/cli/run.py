@@ -29,7 +29,9 @@ def run_command(
     model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget of every worker over the whole run. [2]")] = None,
     delta: Annotated[float | None, typer.Option(help="Default: examples of a worker to the power -1.1.")] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise multiplier, instead of epsilon or beside it.")] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise multiplier, instead of epsilon or beside it; 0 is no privacy.")
+    ] = None,
     accountant: Annotated[str | None, typer.Option(help="pld or rdp. [pld]")] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson or fixed. [poisson]")] = None,
     batch: Annotated[int | None, typer.Option(help="Examples per worker and round. [16]")] = None,
@@ -53,6 +55,8 @@ def run_command(
     dirichlet: Annotated[
         float | None, typer.Option(help="Uneven partition by Dirichlet of this concentration.")
     ] = None,
+    auxiliary: Annotated[int | None, typer.Option(help="Examples per class that the server has. [2]")] = None,
+    auxiliary_from: Annotated[str | None, typer.Option(help="The data set that these are from. [the workers']")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it. [1]")] = None,
     settings: Annotated[
         list[str] | None,
@@ -97,6 +101,8 @@ def run_command(
             "rounds": rounds,
             "non_iid": non_iid,
             "dirichlet": dirichlet,
+            "auxiliary": auxiliary,
+            "auxiliary_from": auxiliary_from,
             "seed": seed,
         }.items()
         if value is not None

@@ -34,7 +34,10 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
         table.add_row("worker", "", brought)
     by = "stated, not checked here" if result.accountant == STATED else result.accountant.upper()
     promise = f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {by}, each example of each worker"
-    table.add_row("epsilon", f"{result.epsilon:.3f}", promise)
+    if result.epsilon is None:
+        table.add_row("epsilon", "none", "sigma 0: nothing is private")
+    else:
+        table.add_row("epsilon", f"{result.epsilon:.3f}", promise)
     table.add_row("honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest")
     table.add_row("Byzantine uploads used", f"{result.byzantine_selected:.1%}", "of the uploads that made the model")
     if malformed := sum(line["rejected"].get("malformed", {"byzantine": 0})["byzantine"] for line in result.curve):

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -25,20 +25,31 @@ from noisegate.version import __version__
 ABREAST = 16
 """Runs that share a CUDA device unless told otherwise."""
 
+GRACE = 20.0
+"""Seconds for a process that is stopped to save where its run stands."""
+
+One = Callable[[Spec, Compute], Outcome]
+Several = Callable[[Sequence[Spec], Compute], list[Outcome]]
+
 
 class Crew:
     """Runs specs and says what came of each as soon as it is known. A run that breaks breaks no other.
 
     jobs: how many at a time; None takes a process for each core, or 16 on a CUDA device. On a CPU a run has one thread
     unless `compute` says otherwise, so that its numbers do not depend on how many run beside it.
+    one, several: what is done with a spec, in a process that can import it, and with several on a CUDA device; as here
+    nothing is left on disk.
     """
 
-    def __init__(self, compute: Compute, jobs: int | None = None) -> None:
+    def __init__(
+        self, compute: Compute, jobs: int | None = None, one: One | None = None, several: Several | None = None
+    ) -> None:
         if jobs is not None:
             checks.count(jobs=jobs)
         self.cuda = compute.resolve().type == "cuda"
         self.compute = compute if self.cuda else replace(compute, threads=compute.threads or 1)
         self.jobs = jobs or (ABREAST if self.cuda else max(1, _cores() // (self.compute.threads or 1)))
+        self.one, self.several = one or alone, several or side_by_side
         self._hands: dict[Connection, BaseProcess] = {}
 
     @property
@@ -52,13 +63,20 @@ class Crew:
         flags = "--device cuda" if self.cuda else f"--device cpu --threads {self.compute.threads}"
         return flags if self.compute.memory is None else f"{flags} --memory {self.compute.memory}"
 
+    @property
+    def pace(self) -> str:
+        """How many at a time, for people."""
+        return f"{self.jobs} at a time"
+
     def __enter__(self) -> "Crew":
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whatever still runs is stopped."""
+        """Whatever still runs is stopped. A run with a folder saves where it stands."""
+        for process in self._hands.values():
+            process.terminate()
         for hand in list(self._hands):
             self._dismiss(hand)
 
@@ -66,10 +84,10 @@ class Crew:
         """(which spec, what came of it), in the order in which they end."""
         if self.cuda:
             for first in range(0, len(specs), self.jobs):
-                outcomes = side_by_side(specs[first : first + self.jobs], self.compute)
+                outcomes = self.several(specs[first : first + self.jobs], self.compute)
                 yield from enumerate(outcomes, first)
         elif self.jobs == 1:
-            yield from ((i, alone(spec, self.compute)) for i, spec in enumerate(specs))
+            yield from ((i, self.one(spec, self.compute)) for i, spec in enumerate(specs))
         else:
             yield from self._share_out(specs)
 
@@ -96,7 +114,7 @@ class Crew:
     def _hire(self) -> Connection:
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
-        process = context.Process(target=_serve, args=(theirs, self.compute), daemon=True)
+        process = context.Process(target=_serve, args=(theirs, self.compute, self.one), daemon=True)
         with _deaf():
             process.start()
         theirs.close()
@@ -106,6 +124,8 @@ class Crew:
     def _dismiss(self, hand: Connection) -> None:
         process = self._hands.pop(hand)
         process.terminate()
+        process.join(GRACE)
+        process.kill()
         process.join()
         hand.close()
 
@@ -113,37 +133,61 @@ class Crew:
 def alone(spec: Spec, compute: Compute) -> Outcome:
     """What comes of one run."""
     try:
-        return _outcome(run(spec, compute=compute))
-    except SpecError as error:
-        return Outcome("skipped", message=str(error))
+        return outcome_of(run(spec, compute=compute))
     except Exception as error:  # noqa: BLE001  # an attack or a rule may be anyone's; the search goes on without it
-        return Outcome("failed", message=f"{type(error).__name__}: {error}")
+        return broken(error)
 
 
 def side_by_side(specs: Sequence[Spec], compute: Compute) -> list[Outcome]:
     """What comes of runs that share a device. If one of them breaks, both halves are tried by themselves."""
-    if len(specs) == 1:
-        return [alone(specs[0], compute)]
+
+    def together(specs: Sequence[Spec]) -> list[Outcome]:
+        return [outcome_of(result) for result in run_together(specs, compute=compute)]
+
+    return halved(specs, together, lambda spec: alone(spec, compute))
+
+
+def halved(
+    specs: Sequence[Spec], together: Callable[[Sequence[Spec]], list[Outcome]], one: Callable[[Spec], Outcome]
+) -> list[Outcome]:
+    """What comes of all specs together; where that breaks, of the halves, and in the end of each by itself."""
+    if len(specs) < 2:
+        return [one(spec) for spec in specs]
     try:
-        return [_outcome(result) for result in run_together(specs, compute=compute)]
+        return together(specs)
     except Exception:  # noqa: BLE001  # whatever it was, it comes again where it belongs
         half = len(specs) // 2
     # Out here the error is gone, and with it the memory of what it broke.
-    return [*side_by_side(specs[:half], compute), *side_by_side(specs[half:], compute)]
+    return [*halved(specs[:half], together, one), *halved(specs[half:], together, one)]
 
 
-def _outcome(result: Result) -> Outcome:
+def outcome_of(result: Result) -> Outcome:
+    """What came of a run that ended."""
     return Outcome("done", result.accuracy, result.byzantine_selected, result.honest_rejected)
 
 
-def _serve(line: Connection, compute: Compute) -> None:
+def broken(error: Exception) -> Outcome:
+    """What came of a run that raised."""
+    if isinstance(error, SpecError):
+        return Outcome("skipped", message=str(error))
+    return Outcome("failed", message=f"{type(error).__name__}: {error}")
+
+
+def _serve(line: Connection, compute: Compute, one: One) -> None:
     """Run what comes in until nobody asks any more."""
-    torch.set_num_threads(compute.threads or 1)
+    signal.signal(signal.SIGTERM, _interrupt)
     try:
+        torch.set_num_threads(compute.threads or 1)
         while True:
-            line.send(alone(line.recv(), compute))
-    except (EOFError, ConnectionError):
+            line.send(one(line.recv(), compute))
+    except (EOFError, ConnectionError, KeyboardInterrupt):
         return
+
+
+def _interrupt(number: int, _: object) -> None:
+    """To be ended is to be interrupted, so that a run is saved; once, so that nothing interrupts the saving."""
+    signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @contextmanager

@@ -31,15 +31,16 @@ class Result:
 
     accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
     honest_rejected: share of honest uploads refused by tests. byzantine_selected: share of the uploads used that were
-    Byzantine. epsilon: the largest of the honest workers' own (worker_epsilons, by position); accountant is "stated" if
-    it could not be checked. believed_byzantine: how many liars the aggregator reckons with, if it asks.
+    Byzantine. epsilon: the largest of the honest workers' own (worker_epsilons, by position), None without any noise;
+    accountant is "stated" if it could not be checked. believed_byzantine: how many liars the aggregator reckons with,
+    if it asks.
     seconds: of all rounds, without pauses.
     """
 
     accuracy: float
     best_accuracy: float
     curve: list[dict[str, Any]]
-    epsilon: float
+    epsilon: float | None
     delta: float
     sigma: float
     rounds: int
@@ -89,7 +90,7 @@ def run(
     if folder:
         folder.check(spec, resume, inputs)
         if resume and (found := folder.result()) is not None:
-            return _stored(found, folder)
+            return stored(found, folder)
     with compute.exact():
         setup = prepare(spec, compute, dataset, model, loss)
         progress = start(setup.federation)
@@ -101,31 +102,91 @@ def run(
 
 
 def run_together(
-    specs: Sequence[Spec], *, compute: Compute | None = None, dataset: Dataset | None = None, watch: Watch | None = None
+    specs: Sequence[Spec],
+    *,
+    compute: Compute | None = None,
+    dataset: Dataset | None = None,
+    outs: Sequence[Path] | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
 ) -> list[Result]:
     """Run several specs on one device at the same time; the results are those of `run` one by one, to the byte.
 
     On a CUDA device their rounds fill it together, each on its own stream, and they share the data they have in common.
     What a spec needs there is its model, its uploads twice, and `compute.memory`. On a CPU they run one after the
-    other. watch: called every so often with the progress of the run that is furthest behind. Nothing is saved: if one
-    fails or is interrupted, all are lost. `seconds` of a result is its share of the time that all took.
+    other. watch: called every so often with the progress of the run that is furthest behind. outs: a run folder for
+    each, as `run` leaves it; with `resume` those that are there are finished. On a CUDA device they are written in the
+    end and at a Ctrl-C, so that an error loses what all did since. `seconds` of a result is its share of the time that
+    all took.
     """
     compute = compute or Compute()
+    folders: list[RunFolder | None] = [None] * len(specs)
+    if outs is not None:
+        folders = [RunFolder(Path(out)) for out in outs]
     if compute.resolve().type == "cpu":
-        return [run(spec, compute=compute, dataset=dataset, watch=watch) for spec in specs]
+        return [
+            run(spec, compute=compute, dataset=dataset, out=folder.path if folder else None, resume=resume, watch=watch)
+            for spec, folder in zip(specs, folders, strict=True)
+        ]
     with compute.exact():
         shared = SharedData()
-        setups = [prepare(spec, compute, dataset, shared=shared) for spec in specs]
-        trainings = [_training(setup, start(setup.federation), compute.graph) for setup in setups]
+        members = [
+            _member(spec, folder, resume, compute, dataset, shared) for spec, folder in zip(specs, folders, strict=True)
+        ]
+        playing = [member for member in members if isinstance(member, _Member)]
         began = time.perf_counter()
-        while going := [training for training in trainings if not training.over]:
-            abreast(going)
-            behind = min(going, key=lambda training: training.played)
-            if watch:
-                watch(behind.settled(), behind.federation.rounds)
-        seconds = (time.perf_counter() - began) / max(1, len(specs))
-        found = [replace(training.settled(wait=True), seconds=seconds) for training in trainings]
-    return [_summarize(*each) for each in zip(specs, setups, found, strict=True)]
+        try:
+            while going := [member.training for member in playing if not member.training.over]:
+                abreast(going)
+                behind = min(going, key=lambda training: training.played)
+                if watch:
+                    watch(behind.settled(), behind.federation.rounds)
+        except KeyboardInterrupt:
+            seconds = (time.perf_counter() - began) / len(playing)
+            for member in playing:
+                if member.folder:
+                    member.folder.save(member.settled(seconds))
+            raise
+        seconds = (time.perf_counter() - began) / max(1, len(playing))
+        return [member.finish(seconds) if isinstance(member, _Member) else member for member in members]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One of several runs on a device. before: seconds that it took until it was interrupted."""
+
+    spec: Spec
+    setup: Setup
+    training: Training
+    folder: RunFolder | None
+    before: float
+
+    def settled(self, seconds: float) -> Progress:
+        return replace(self.training.settled(wait=True), seconds=self.before + seconds)
+
+    def finish(self, seconds: float) -> Result:
+        progress = self.settled(seconds)
+        result = _summarize(self.spec, self.setup, progress)
+        if self.folder:
+            self.folder.finish(self.setup.federation, progress, result.as_dict())
+        return result
+
+
+def _member(
+    spec: Spec, folder: RunFolder | None, resume: bool, compute: Compute, dataset: Dataset | None, shared: SharedData
+) -> "_Member | Result":
+    """A run that is ready to go on, or the result that is there already."""
+    inputs = fingerprint(spec, dataset, None) if folder else ""
+    if folder:
+        folder.check(spec, resume, inputs)
+        if resume and (found := folder.result()) is not None:
+            return stored(found, folder)
+    setup = prepare(spec, compute, dataset, shared=shared)
+    progress = start(setup.federation)
+    if folder:
+        folder.begin(spec, resume, inputs, setup.x_test.device)
+        progress = folder.checkpoint(setup.federation) or progress
+    return _Member(spec, setup, _training(setup, progress, compute.graph), folder, progress.seconds)
 
 
 def fingerprint(spec: Spec, dataset: Dataset | None, model: nn.Module | None) -> str:
@@ -224,13 +285,15 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
     )
 
 
-def _stored(found: dict[str, Any], folder: RunFolder) -> Result:
+def stored(found: dict[str, Any], folder: RunFolder) -> Result:
+    """The result that a folder holds."""
     if isinstance(found, dict):
         found.setdefault("believed_byzantine", None)  # which results of version 0.1.0 do not tell
     names = [entry.name for entry in fields(Result)]
     if missing := [name for name in names if name not in found]:
         raise StoreError(
-            f"{folder.path}: its result.json lacks {', '.join(missing)}; run without --resume to start afresh"
+            f"{folder.path}: its result.json lacks {', '.join(missing)}; "
+            "remove it, or run without --resume, to start afresh"
         )
     return Result(**{name: found[name] for name in names})
 

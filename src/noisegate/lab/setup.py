@@ -36,17 +36,23 @@ EVALUATIONS = 20
 MOST_KNOWN = 256
 """Most examples by which an adversary estimates the gradient."""
 
+NOT_PRIVATE = "none"
+"""The accountant's name where there is no noise, and so no epsilon."""
+
 STATED = "stated"
 """The accountant's name where epsilon was given with sigma and could not be checked for want of dp-accounting."""
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """The noise of a run and what it promises: epsilon is the largest of `worker_epsilons`, the honest workers' own."""
+    """The noise of a run and what it promises: epsilon is the largest of `worker_epsilons`, the honest workers' own.
+
+    Without noise nothing is promised: epsilon is None.
+    """
 
     sigma: float
     sigma_base: float
-    epsilon: float
+    epsilon: float | None
     delta: float
     accountant: str
     worker_epsilons: tuple[float, ...]
@@ -78,6 +84,14 @@ class SharedData:
         if key not in self._read:
             self._read[key] = data.load(spec.dataset, stream(spec.seed, "test-split"))
         return self._read[key]
+
+    def load_auxiliary(self, name: str) -> Dataset:
+        """A data set of the catalog that the server's own examples are from."""
+        if name not in data.SOURCES:
+            raise SpecError(f"auxiliary_from = {name!r}: must be one of {', '.join(data.SOURCES)}")
+        if (name, 0) not in self._read:
+            self._read[name, 0] = data.load(name, stream(0, "test-split"))
+        return self._read[name, 0]
 
     def on(self, device: torch.device, dataset: Dataset) -> tuple[Tensor, ...]:
         """(x, y, x_test, y_test) there."""
@@ -119,7 +133,14 @@ def prepare(
     _check_rule(spec, rule, worker, honest + byzantine)
 
     # The server's examples are in no worker's data and not in the test set.
-    aux, pool = data.hold_out(dataset.y, dataset.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
+    source = shared.load_auxiliary(spec.auxiliary_from) if spec.auxiliary_from else dataset
+    if source.shape != dataset.shape or source.classes < dataset.classes:
+        raise SpecError(
+            f"auxiliary_from = {spec.auxiliary_from!r}: has examples of shape {source.shape} in {source.classes} "
+            f"classes, and {dataset.name!r} {dataset.shape} in {dataset.classes}; choose a data set like it"
+        )
+    aux, pool = data.hold_out(source.y, dataset.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
+    pool = pool if source is dataset else torch.arange(len(dataset.y))
     parts, lying = _deal(spec, pool, dataset.y[pool], honest, byzantine)
     sizes = [len(part) for part, lies in zip(parts, lying.tolist(), strict=True) if not lies]
     if min(sizes) < spec.batch:
@@ -156,8 +177,8 @@ def prepare(
         holdings=nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device),
         sizes=torch.tensor([len(part) for part in parts], device=device),
         byzantine=lying.to(device),
-        aux_x=x[aux.to(device)],
-        aux_y=y[aux.to(device)],
+        aux_x=source.x[aux].to(device),
+        aux_y=source.y[aux].to(device),
         surrogate_x=x[surrogate],
         surrogate_y=y[surrogate],
         known_x=x[known],
@@ -165,7 +186,7 @@ def prepare(
         classes=dataset.classes,
         sigma=promise.sigma,
         batch=spec.batch,
-        rate=spec.rate * promise.sigma_base / promise.sigma,
+        rate=spec.rate * promise.sigma_base / promise.sigma if promise.sigma else spec.rate,
         believed_honest=believed,
         rounds=rounds,
         seed=spec.seed,
@@ -184,6 +205,11 @@ def _check_rule(spec: Spec, rule: Rule, worker: Worker, workers: int) -> None:
             f"worker = {name!r}: sends no Gaussian noise, which aggregator "
             f"{spec.canonical()['aggregator']['name']!r} tests for; choose another aggregator"
             + (f", such as {name!r}" if name in AGGREGATORS else "")
+        )
+    if getattr(rule, "tests_noise", False) and spec.sigma == 0:
+        raise SpecError(
+            f"sigma = 0.0: leaves no noise, which aggregator {spec.canonical()['aggregator']['name']!r} tests for; "
+            "choose another aggregator, such as 'mean'"
         )
     if getattr(rule, "follows_workers", False) and not getattr(worker, "fresh", True):
         raise SpecError(
@@ -249,6 +275,10 @@ def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling, sign
         "signs": signs,
     }
     delta = spec.delta or privacy.default_delta(min(sizes))
+    if spec.sigma == 0:
+        if signs:
+            raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")
+        return Privacy(0.0, spec.sigma_base or 0.0, None, delta, NOT_PRIVATE, ())
     if spec.sigma is None:
         budget = spec.epsilon or BASE_EPSILON
         sigma, own = privacy.worst_sigma(budget, sizes, **asked)  # type: ignore[arg-type]

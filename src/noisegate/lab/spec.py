@@ -29,6 +29,9 @@ BEST = "fortified"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
+LATER = ("auxiliary_from",)
+"""Settings that earlier versions did not have."""
+
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
 
 
@@ -41,7 +44,8 @@ class Spec:
     epsilon or beside it. sigma_base: the multiplier of epsilon 2, by which the rate scales. rate: the base rate eta_b.
     workers: honest ones. byzantine: their share of all workers. attack_start: share of the run before the attack
     begins; attack_asleep: what it does until then. gamma: the share the server believes honest. non_iid: the paper's
-    partition; dirichlet: the concentration of another. auxiliary: the server's examples per class.
+    partition; dirichlet: the concentration of another. auxiliary: the server's examples per class; auxiliary_from: the
+    data set that they are from, if not the workers'. A sigma of 0 is no noise and no privacy.
     batch, worker, rate: 16, "normalized" and 0.2, unless the aggregator goes with others (`guerraoui` and its like).
     """
 
@@ -69,6 +73,7 @@ class Spec:
     auxiliary: int = 2
     evaluate_every: int | None = None
     seed: int = 1
+    auxiliary_from: str | None = None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
@@ -83,8 +88,12 @@ class Spec:
         checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         if self.attack_start == 0:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
-        for name in ("epsilon", "delta", "sigma", "sigma_base", "dirichlet"):
+        for name in ("epsilon", "delta", "sigma_base", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
+        if self.sigma != 0:
+            _optional(checks.positive, "sigma", self.sigma)
+        elif self.epsilon is not None:
+            raise checks.refuse("epsilon", self.epsilon, "cannot be kept with sigma = 0; leave one of them out")
         for name in ("workers", "rounds", "evaluate_every"):
             _optional(checks.count, name, getattr(self, name))
         if self.rounds is not None and self.rounds > MOST_ROUNDS:
@@ -139,6 +148,9 @@ class Spec:
     def canonical(self) -> dict[str, Any]:
         """Every setting; parts as tables. Equal specs have equal canonical forms."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        for name in LATER:
+            if settings[name] is None:  # so that a run's name is what it was before there was such a setting
+                del settings[name]
         for name in PARTS:
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])
         return settings

@@ -8,6 +8,7 @@ checkpoint.pt     where an unfinished run stands
 verdicts.npz      reasons and scores, (rounds, n), and who is Byzantine
 model.pt          the final model's state dict
 result.json       written last: it exists exactly when the run is done
+failed.json       in a sweep: why the run broke, or cannot exist; gone when it is tried again
 """
 
 import io
@@ -43,7 +44,7 @@ class RunFolder:
         """
         if (self.path / "spec.toml").exists():
             self._same_spec(spec)
-            if resume and self._inputs() != inputs:
+            if resume and self._begun() and self._inputs() != inputs:
                 raise StoreError(f"{self.path}: was made from other data or another model; choose another --out")
         elif self.path.is_dir() and any(not entry.name.endswith(".part") for entry in self.path.iterdir()):
             raise StoreError(f"{self.path}: is not empty and holds no run; choose another --out")
@@ -60,6 +61,35 @@ class RunFolder:
             self._write_json("environment.json", environment(device))
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be written ({error.strerror}); choose another --out") from None
+
+    def fail(self, spec: Spec, status: str, message: str) -> None:
+        """Write why there is no result."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be written ({error.strerror}); choose another --out") from None
+        if not (self.path / "spec.toml").exists():
+            self._write("spec.toml", spec.to_toml().encode())
+        self._write_json("failed.json", {"status": status, "message": message})
+
+    def failure(self) -> tuple[str, str] | None:
+        """(status, message) of a run that left no result."""
+        path = self.path / "failed.json"
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return str(found["status"]), str(found["message"])
+        except OSError:
+            return None
+        except (ValueError, LookupError, TypeError):
+            return "failed", f"{path}: is damaged"
+
+    def forgive(self) -> None:
+        """Forget a failure: the run is tried again."""
+        (self.path / "failed.json").unlink(missing_ok=True)
+
+    def _begun(self) -> bool:
+        """Whether there is something to resume."""
+        return any((self.path / name).exists() for name in ("result.json", "checkpoint.pt"))
 
     def _inputs(self) -> str:
         path = self.path / "inputs.txt"
@@ -83,7 +113,9 @@ class RunFolder:
         try:
             found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise StoreError(f"{path}: is damaged ({error}); run without --resume to start afresh") from None
+            raise StoreError(
+                f"{path}: is damaged ({error}); remove it, or run without --resume, to start afresh"
+            ) from None
         return found
 
     def checkpoint(self, federation: Federation) -> Progress | None:
@@ -98,7 +130,7 @@ class RunFolder:
             curve = tuple(json.loads(saved["curve"]))
             return Progress(saved["rounds"], state, curve, saved["reasons"], saved["scores"], saved["seconds"])
         except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, pickle.UnpicklingError):
-            raise StoreError(f"{path}: is damaged; run without --resume to start afresh") from None
+            raise StoreError(f"{path}: is damaged; remove it, or run without --resume, to start afresh") from None
 
     def save(self, progress: Progress) -> None:
         """Write the checkpoint and the lines so far."""
@@ -144,17 +176,20 @@ class RunFolder:
         self._write(name, (json.dumps(value, indent=2) + "\n").encode())
 
     def _write(self, name: str, content: bytes) -> None:
-        part = self.path / f".{name}.part"
-        try:
-            with part.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            part.replace(self.path / name)
-        except OSError as error:
-            raise StoreError(
-                f"{self.path / name}: cannot be written ({error.strerror}); make room or choose another --out"
-            ) from None
+        write_whole(self.path / name, content, f".{name}.part")
+
+
+def write_whole(path: Path, content: bytes, part: str) -> None:
+    """A file that is whole once it exists. part: its name until then, which nobody else may use."""
+    unfinished = path.with_name(part)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); make room or choose another --out") from None
 
 
 def environment(device: torch.device) -> dict[str, Any]:

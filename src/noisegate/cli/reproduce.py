@@ -1,0 +1,272 @@
+"""`noisegate reproduce`: the paper's experiments, beside what it prints and what its authors logged."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from noisegate.compute import Compute
+from noisegate.errors import SpecError, StoreError
+from noisegate.lab import estimate, paper
+from noisegate.lab.claims import Claim, claims, named
+from noisegate.lab.comparison import as_table, columns, page, rows
+from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv
+from noisegate.lab.paper import QUICK, Experiment
+from noisegate.lab.spec import Spec
+from noisegate.lab.sweep import Cell, Engine, SweepFolder, sweep
+
+QUICK_SEEDS = (1, 2)
+PARTITION = "partition"
+"""The paper's figure of its non-iid partition, for which nothing is run."""
+
+
+def reproduce_command(
+    experiments: Annotated[
+        list[str] | None, typer.Argument(help="Names, as --list shows them. [all that have runs]")
+    ] = None,
+    listing: Annotated[
+        bool, typer.Option("--list", help="Show the experiments, their runs and about how long.")
+    ] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A subset on digits, in a few minutes.")] = False,
+    dataset: Annotated[str, typer.Option(help="Only these data sets, with commas between them.")] = "",
+    epsilon: Annotated[str, typer.Option(help="Only these budgets, with commas.")] = "",
+    attack: Annotated[str, typer.Option(help="Only these attacks, with commas.")] = "",
+    byzantine: Annotated[str, typer.Option(help="Only these Byzantine shares, with commas.")] = "",
+    setting: Annotated[str, typer.Option(help="Only iid, or only non-iid.")] = "",
+    seeds: Annotated[str, typer.Option(help="With commas. [1,2,3; 1,2 with --quick]")] = "",
+    aggregator: Annotated[str, typer.Option(help="In place of the paper's filter.")] = paper.PAPER_RULE,
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    memory: Annotated[int | None, typer.Option(help="MiB of a run beside its uploads.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder of the runs; those that are there are not repeated.")] = Path(
+        "runs/reproduce"
+    ),
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Compare the runs of this CSV file, and run nothing.")
+    ] = None,
+    csv: Annotated[Path | None, typer.Option(help="Also write the runs to this file.")] = None,
+    docs: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Run the paper's experiments and compare. Exit 1 if a cell is outside its tolerance, missing or failed."""
+    if quick and experiments:
+        raise SpecError(f"--quick: is an experiment of its own; leave out {', '.join(experiments)}")
+    if experiments == [PARTITION]:
+        _partition(dataset or "mnist", out)
+        return
+    chosen = _load(experiments, quick, seeds, aggregator, _only(dataset, epsilon, attack, byzantine, setting))
+    compute = Compute(device=device, memory=memory)
+    if listing:
+        _list(chosen, compute)
+        return
+    specs = list({spec.name(): spec for one in chosen for spec in needed(one)}.values())
+    if source is not None:
+        records = _read(source)
+    else:
+        records = _run(specs, out, engine, compute, jobs, Console(stderr=True, quiet=as_json))
+    found = {one.name: outcomes(one, records) for one in chosen}
+    verdicts = claims(found) if any(one.name in CLAIMED for one in chosen) else []
+    if source is None:
+        tables = [as_table(one, found[one.name]) for one in chosen]
+        _write(out / "tables.json", json.dumps(tables, indent=1) + "\n")
+    if csv:
+        _write(csv, to_csv(records[spec.name()] for spec in specs if spec.name() in records))
+    if docs:
+        _write(docs, page(chosen, found, verdicts, records))
+    fine = all(passed(some) for some in found.values())
+    if as_json:
+        print(json.dumps(_told(chosen, found, verdicts, fine)))
+    else:
+        _show(chosen, found, verdicts, fine)
+    if not fine:
+        raise typer.Exit(1)
+
+
+CLAIMED = ("clipping", "guerraoui", "zhu-ling", "side-effect", "attacks", "majority", "learning-rate", "adaptive")
+"""Experiments that a claim of the paper rests on."""
+
+
+def _load(
+    names: Sequence[str] | None, quick: bool, seeds: str, aggregator: str, only: Mapping[str, Sequence[Any]]
+) -> list[Experiment]:
+    chosen = [QUICK] if quick else list(names or paper.names())
+    numbers = tuple(_numbers("seeds", seeds, int)) or (QUICK_SEEDS if quick else paper.SEEDS)
+    loaded = [paper.load(name, aggregator=aggregator, seeds=numbers, only=only) for name in chosen]
+    if not any(one.cells for one in loaded):
+        raise SpecError("no cell of these experiments has such settings; see --list, and choose fewer filters")
+    return [one for one in loaded if one.cells]
+
+
+def _only(dataset: str, epsilon: str, attack: str, byzantine: str, setting: str) -> dict[str, Sequence[Any]]:
+    only: dict[str, Sequence[Any]] = {}
+    if dataset:
+        only["dataset"] = dataset.split(",")
+    if attack:
+        only["attack"] = attack.split(",")
+    if epsilon:
+        only["epsilon"] = _numbers("epsilon", epsilon, float)
+    if byzantine:
+        only["byzantine"] = _numbers("byzantine", byzantine, float)
+    if setting:
+        if setting not in ("iid", "non-iid"):
+            raise SpecError(f"setting = {setting!r}: must be iid or non-iid")
+        only["non_iid"] = [setting == "non-iid"]
+    return only
+
+
+def _partition(dataset: str, out: Path) -> None:
+    from noisegate.lab.partition_figure import WHERE, distribution, figure
+
+    found = distribution(dataset)
+    table = Table("worker", *(f"class {label}" for label in range(found.shares.shape[1])), box=None, pad_edge=False)
+    for number, shares in enumerate(found.shares.tolist(), 1):
+        table.add_row(str(number), *(f"{share:.2f}" for share in shares))
+    Console().print(table)
+    _write(out / "partition.html", figure(found))
+    print(f"{WHERE}; here {dataset}, {len(found.shares)} workers, mean total variation {found.distance:.2f}")
+    print(f"written to {out / 'partition.html'}")
+
+
+def _numbers(name: str, text: str, kind: Any) -> list[Any]:
+    try:
+        return [kind(entry) for entry in text.split(",") if entry.strip()]
+    except ValueError:
+        raise SpecError(f"{name} = {text!r}: must be numbers with commas between them, as 2,0.5") from None
+
+
+def _run(
+    specs: Sequence[Spec], out: Path, engine: str, compute: Compute, jobs: int | None, console: Console
+) -> dict[str, Record]:
+    folder = SweepFolder(out)
+    with _bar(console, len(specs)) as step:
+        sweep(specs, folder, engine=_engine(engine), compute=compute, jobs=jobs, watch=lambda cell: step())
+    return {spec.name(): record(folder, folder.cell(spec)) for spec in specs}
+
+
+def _engine(engine: str) -> Engine:
+    if engine == "local":
+        return "local"
+    if engine == "ray":
+        return "ray"
+    raise SpecError(f"engine = {engine!r}: must be local or ray")
+
+
+def record(folder: SweepFolder, cell: Cell) -> Record:
+    """A run of the store."""
+    name = cell.spec.name()
+    if cell.result is None:
+        return Record(name, cell.status, message=cell.message)
+    path = folder.run_path(cell.spec) / "environment.json"
+    place = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    packages = place.get("packages", {})
+    return Record(
+        run=name,
+        status=cell.status,
+        accuracy=cell.result["accuracy"],
+        honest_rejected=cell.result["honest_rejected"],
+        byzantine_selected=cell.result["byzantine_selected"],
+        seconds=cell.result["seconds"],
+        device=place.get("device", ""),
+        versions=", ".join(f"{name} {packages[name]}" for name in ("noisegate", "torch") if name in packages),
+    )
+
+
+@contextmanager
+def _bar(console: Console, total: int) -> Iterator[Any]:
+    """Progress over runs."""
+    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*parts, console=console, transient=True, disable=not console.is_terminal or console.quiet) as bar:
+        task = bar.add_task("runs", total=total)
+        yield lambda: bar.advance(task)
+
+
+def _read(path: Path) -> dict[str, Record]:
+    try:
+        return from_csv(path.read_text(encoding="utf-8"), str(path))
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be read ({error.strerror}); give a file that --csv wrote") from None
+
+
+def _write(path: Path, content: str) -> None:
+    """A file that is whole once it exists."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f".{path.name}.part")
+        part.write_text(content, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
+
+
+def _list(chosen: Sequence[Experiment], compute: Compute) -> None:
+    cuda = compute.resolve().type == "cuda"
+    slow = estimate.slowness(compute)
+    table = Table("experiment", "in the paper", "cells", "runs", "about", box=None, pad_edge=False)
+    every: dict[str, Spec] = {}
+    for one in chosen:
+        specs = needed(one)
+        every |= {spec.name(): spec for spec in specs}
+        taken = estimate.shown(estimate.seconds(specs, cuda, slow))
+        table.add_row(one.name, f"{one.title}. {one.paper}", str(len(one.cells)), str(len(specs)), taken)
+    table.add_row(PARTITION, "How the non-iid partition deals classes out; alone, and with --dataset", "", "0", "1 s")
+    Console().print(table)
+    total = estimate.shown(estimate.seconds(every.values(), cuda, slow))
+    where = "this CUDA device, many at once" if cuda else "one core of this machine"
+    print(f"{len(every)} different runs; times are estimates for {where}, {total} in all")
+
+
+def _show(
+    chosen: Sequence[Experiment], found: Mapping[str, Sequence[Outcome]], verdicts: Sequence[Claim], fine: bool
+) -> None:
+    console = Console()
+    for one in chosen:
+        names, some = columns(one, found[one.name]), found[one.name]
+        settings = sum(name in {key for outcome in some for key in outcome.cell.varies} for name in names)
+        table = Table(box=None, pad_edge=False, title=f"{one.title} ({one.paper})", title_justify="left")
+        for name in ("cell", *names[settings:]):
+            table.add_column(name, overflow="fold")
+        for outcome, row in zip(some, rows(one, some), strict=True):
+            table.add_row(named(outcome), *row[settings:])
+        console.print(table)
+        print()
+    for claim in verdicts:
+        print(f"claim {claim.number}: {claim.verdict}. {claim.text} ({claim.why})")
+    print("every cell is within its tolerance, or departs from it for a known reason" if fine else UNFINE)
+
+
+UNFINE = "some cells are outside their tolerance, missing or failed"
+
+
+def _told(
+    chosen: Sequence[Experiment], found: Mapping[str, Sequence[Outcome]], verdicts: Sequence[Claim], fine: bool
+) -> dict[str, Any]:
+    return {
+        "passed": fine,
+        "claims": [vars(claim) for claim in verdicts],
+        "experiments": [
+            {
+                "name": one.name,
+                "cells": [
+                    {
+                        "varies": dict(outcome.cell.varies),
+                        "paper": outcome.cell.printed,
+                        "logs": outcome.cell.logged.mean if outcome.cell.logged else None,
+                        "ours": list(outcome.accuracies),
+                        "mean": outcome.mean,
+                        "difference": outcome.difference,
+                        "verdict": outcome.verdict,
+                        "note": outcome.note,
+                    }
+                    for outcome in found[one.name]
+                ],
+            }
+            for one in chosen
+        ],
+    }

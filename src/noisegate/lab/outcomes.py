@@ -1,0 +1,155 @@
+"""Our runs beside the paper's numbers: what came out of each cell, and whether that is within its tolerance."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from statistics import fmean
+from typing import Any, Literal
+
+from noisegate.errors import StoreError
+from noisegate.lab.launch import reference
+from noisegate.lab.paper import Cell, Experiment
+from noisegate.lab.spec import Spec
+
+REFERENCE_POINTS, EXTREME_REFERENCE_POINTS, COLORECTAL_POINTS = 1.5, 3.0, 4.0
+"""How far a Reference Accuracy may lie off the paper's: at epsilon 0.5 and above, below that, and on few examples."""
+
+ATTACKED_POINTS, EXTREME_ATTACKED_POINTS = 2.0, 4.0
+"""How far below the paper an attacked cell may lie; the latter at the smallest epsilon."""
+
+BESIDE_POINTS = 8.0
+"""How far below our own reference a cell of the quick subset may lie: 360 test examples, two seeds."""
+
+EXTREME = 0.125
+
+Verdict = Literal["within", "outside", "departs", "shown", "missing", "failed", "impossible"]
+"""departs: outside, for a reason that is on the list of departures. impossible: there is no such attack."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: what came of it, where and when. status: done, failed, skipped or missing."""
+
+    run: str
+    status: str
+    accuracy: float | None = None
+    honest_rejected: float | None = None
+    byzantine_selected: float | None = None
+    seconds: float | None = None
+    device: str = ""
+    versions: str = ""
+    message: str = ""
+
+
+Records = Mapping[str, Record]
+"""By the name of the run."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A cell and what our runs say of it. accuracies: of the seeds that ended."""
+
+    cell: Cell
+    accuracies: tuple[float, ...]
+    verdict: Verdict
+    note: str
+    beside: float | None = None
+
+    @property
+    def mean(self) -> float | None:
+        """Over seeds."""
+        return fmean(self.accuracies) if self.accuracies else None
+
+    @property
+    def difference(self) -> float | None:
+        """From what is expected: the paper, the authors' logs, or our own reference."""
+        expected = self.beside if self.cell.judged == "beside" else self.cell.expected
+        return None if self.mean is None or expected is None else self.mean - expected
+
+
+def needed(experiment: Experiment) -> list[Spec]:
+    """Every run that an experiment needs: its own, and where cells are judged by our own reference, that."""
+    specs = experiment.specs
+    if experiment.judged == "beside":
+        specs = [*map(reference, specs), *specs]
+    return list({spec.name(): spec for spec in specs}.values())
+
+
+def outcomes(experiment: Experiment, records: Records) -> list[Outcome]:
+    """What came of every cell; none is left out."""
+    return [_outcome(cell, records) for cell in experiment.cells]
+
+
+def _outcome(cell: Cell, records: Records) -> Outcome:
+    found = [records.get(spec.name(), Record(spec.name(), "missing")) for spec in cell.specs]
+    accuracies = tuple(record.accuracy for record in found if record.accuracy is not None)
+    clean = [records.get(reference(spec).name()) for spec in cell.specs] if cell.judged == "beside" else []
+    known = [record.accuracy for record in clean if record is not None and record.accuracy is not None]
+    beside = fmean(known) if known and len(known) == len(clean) else None
+    if len(accuracies) < len(found):
+        return Outcome(cell, accuracies, *_incomplete(found), beside)
+    outcome = Outcome(cell, accuracies, "shown", "", beside)
+    allowed = tolerance(cell)
+    if allowed is None or outcome.difference is None:
+        return outcome
+    off = outcome.difference if cell.judged != "reference" else -abs(outcome.difference)
+    if off >= -allowed / 100 - 1e-9:
+        return Outcome(cell, accuracies, "within", "", beside)
+    return Outcome(cell, accuracies, "departs" if cell.reason else "outside", cell.reason, beside)
+
+
+def _incomplete(found: Sequence[Record]) -> tuple[Verdict, str]:
+    """What is said of a cell of which not every seed ended."""
+    ended = sum(record.accuracy is not None for record in found)
+    for status, verdict in (("failed", "failed"), ("skipped", "impossible")):
+        if some := [record for record in found if record.status == status]:
+            return verdict, some[0].message  # type: ignore[return-value]
+    return "missing", f"{ended} of {len(found)} seeds"
+
+
+def tolerance(cell: Cell) -> float | None:
+    """Points; None if nothing is asked of a cell."""
+    spec = cell.specs[0]
+    extreme = spec.epsilon is not None and spec.epsilon < 0.5
+    if cell.judged == "reference":
+        usual = EXTREME_REFERENCE_POINTS if extreme else REFERENCE_POINTS
+        return COLORECTAL_POINTS if spec.dataset == "colorectal" else usual
+    if cell.judged == "attacked":
+        return EXTREME_ATTACKED_POINTS if spec.epsilon == EXTREME else ATTACKED_POINTS
+    return BESIDE_POINTS if cell.judged == "beside" else None
+
+
+def passed(found: Iterable[Outcome]) -> bool:
+    """Whether nothing is outside, missing or broken."""
+    return all(outcome.verdict in ("within", "departs", "shown", "impossible") for outcome in found)
+
+
+def to_csv(records: Iterable[Record]) -> str:
+    """A small file of runs, in the order of their names."""
+    text = io.StringIO()
+    lines = csv.DictWriter(text, [entry.name for entry in fields(Record)], lineterminator="\n")
+    lines.writeheader()
+    for record in sorted(records, key=lambda record: record.run):
+        lines.writerow({key: _short(value) for key, value in asdict(record).items()})
+    return text.getvalue()
+
+
+def from_csv(text: str, where: str) -> dict[str, Record]:
+    """What `to_csv` wrote."""
+    try:
+        rows = list(csv.DictReader(io.StringIO(text)))
+        return {row["run"]: Record(**{key: _long(key, value) for key, value in row.items()}) for row in rows}
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{where}: is no file of runs ({error}); make one with --csv") from None
+
+
+NUMBERS = ("accuracy", "honest_rejected", "byzantine_selected", "seconds")
+
+
+def _short(value: Any) -> Any:
+    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
+
+
+def _long(key: str, value: str) -> Any:
+    return value if key not in NUMBERS else float(value) if value else None

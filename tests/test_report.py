@@ -1,0 +1,524 @@
+"""`noisegate report`: what the page of a run or a sweep says, whole or not. What it looks like: test_browser.py."""
+
+import builtins
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from noisegate import Compute, Spec, SpecError, StoreError, reference, run, undefended
+from noisegate.lab import figures
+from noisegate.lab.figures import write_figures
+from noisegate.lab.report import numbers, report, write_report
+from noisegate.lab.report.charts import MEANINGS
+from noisegate.lab.report.folders import Verdicts, read_run
+from noisegate.lab.report.numbers import privacy_spent, refused_shares, timeline
+from noisegate.lab.report.page import Page, table
+from noisegate.lab.report.sweeps import MOST_LINES, axis_of, facets, read_sweep_folder
+from noisegate.lab.setup import STATED
+from noisegate.lab.sweep import SweepFolder, sweep
+from noisegate.views import Reason
+
+ONE = Compute(device="cpu", threads=1)
+SPEC = Spec(
+    rounds=8, sigma=2.5, sigma_base=2.5, accountant="rdp", aggregator="two-stage", attack="gaussian", evaluate_every=2
+)
+VOID = {"meta", "img", "br", "link", "input", "hr"}
+
+
+class Reader(HTMLParser):
+    """A page as its tags, words and data."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open, self.tags, self.words, self.data = [], [], [], {}
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in VOID:
+            self.open.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop()[0] == tag, "every tag is closed in its turn"
+
+    def handle_data(self, data):
+        tag, attributes = self.open[-1] if self.open else ("", {})
+        if attributes.get("type") == "application/json":
+            self.data[attributes["id"]] = json.loads(data)
+        elif tag not in ("script", "style"):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return re.sub(r"\s+", " ", " ".join(self.words))
+
+    def all(self, tag: str) -> list[dict]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+def read(folder) -> Reader:
+    reader = Reader(report(folder))
+    assert reader.open == []
+    return reader
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run with what is beside it."""
+    out = tmp_path_factory.mktemp("made") / "run"
+    run(SPEC, compute=ONE, out=out)
+    run(reference(SPEC), compute=ONE, out=out / "reference")
+    run(undefended(SPEC), compute=ONE, out=out / "undefended")
+    return out
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A copy that may be spoiled, without what is beside it."""
+    (tmp_path / "run").mkdir()
+    for file in made.iterdir():
+        if file.is_file():
+            (tmp_path / "run" / file.name).write_bytes(file.read_bytes())
+    return tmp_path / "run"
+
+
+# --- a run -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_run_says_what_was_found(made):
+    result = json.loads((made / "result.json").read_text())
+    clean = json.loads((made / "reference" / "result.json").read_text())
+    page = read(made)
+    for words in (
+        f"accuracy {result['accuracy']:.3f}",
+        f"reference accuracy {clean['accuracy']:.3f}",
+        f"epsilon {result['epsilon']:.3f}",
+        f"honest uploads refused {result['honest_rejected']:.1%}",
+        "8 rounds, 10 honest and 15 Byzantine workers, seed 1",
+        'attack = { name = "gaussian" }',
+        "packages torch",
+        MEANINGS[Reason.DISTRIBUTION],
+    ):
+        assert words in page.text, words
+    assert "Not whole" not in page.text
+    assert "Numbers" in page.text
+
+
+def test_the_page_loads_nothing_and_allows_nothing_else(made):
+    page = report(made)
+    reader = Reader(page)
+    assert [name for name in page.split("\n") if "plotly.js v" in name][1:] == [], "plotly is there once"
+    for tag, attributes in reader.tags:
+        for key in ("src", "href", "srcset", "action", "data", "poster"):
+            assert key not in attributes, (tag, attributes)
+    style = page[page.index("<style>") : page.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    policy = next(found["content"] for found in reader.all("meta") if "content" in found and "http-equiv" in found)
+    assert "default-src 'none'" in policy
+    assert re.search(r"script-src 'sha256-[^']+' 'sha256-[^']+';", policy), "only the two scripts that stand here"
+
+
+def test_the_page_can_be_read_by_anyone(made):
+    reader = read(made)
+    assert reader.all("html") == [{"lang": "en"}]
+    assert len(reader.all("title")) == len(reader.all("h1")) == len(reader.all("main")) == 1
+    assert any(found.get("name") == "viewport" for found in reader.all("meta"))
+    charts = [found for found in reader.all("div") if found.get("class") == "plot"]
+    assert len(charts) == 5
+    for chart in charts:
+        assert chart["role"] == "img"
+        assert len(chart["aria-label"]) > 20, "what it shows, in words"
+        assert f"{chart['id']}-data" in reader.data
+    assert all(found.get("scope") == "col" for found in reader.all("th"))
+    assert all(
+        found.get("aria-label") and found["tabindex"] == "0"
+        for found in reader.all("div")
+        if "role" in found and found["role"] == "region"
+    )
+
+
+def test_the_axes_are_honest(made):
+    charts = read(made).data
+    accuracy, verdicts, refused, _, privacy = charts.values()
+    assert accuracy["layout"]["yaxis"]["range"] == [0, 1.005]
+    assert accuracy["layout"]["xaxis"]["range"][0] == 0
+    assert {trace["name"] for trace in accuracy["data"]} == {
+        "this run",
+        "reference, at its end",
+        "undefended, at its end",
+    }
+    assert refused["layout"]["yaxis"]["range"] == refused["layout"]["yaxis2"]["range"] == [0, 1]
+    assert privacy["layout"]["yaxis"]["range"][0] == 0
+    assert [trace["zmin"] for trace in verdicts["data"]] == [-0.5, -0.5]
+
+
+def test_the_timeline_is_that_of_the_verdicts(made):
+    with np.load(made / "verdicts.npz") as file:
+        reasons, lying = file["reasons"], file["byzantine"]
+    honest, byzantine = read(made).data["chart-2-data"]["data"]
+    assert honest["z"] == reasons[:, ~lying].T.tolist()
+    assert byzantine["z"] == reasons[:, lying].T.tolist()
+    assert honest["y"] == [str(place) for place in np.flatnonzero(~lying)]
+    assert honest["text"][0][0] == Reason(reasons[0, np.flatnonzero(~lying)[0]]).word
+
+
+def test_a_long_run_of_many_is_shown_in_bins_by_what_is_most_frequent():
+    rng = np.random.default_rng(0)
+    reasons = rng.integers(0, len(Reason), (1003, 150)).astype(np.uint8)
+    scores = rng.normal(size=reasons.shape).astype(np.float32)
+    scores[3, :] = np.nan
+    lying = np.arange(150) < 100
+    grid = timeline(Verdicts(reasons, scores, lying), most_columns=50, most_rows=20)
+    assert grid.binned
+    assert (grid.rounds[0, 0], grid.rounds[-1, 1], len(grid.rounds)) == (1, 1003, 50)
+    assert (grid.rounds[1:, 0] == grid.rounds[:-1, 1] + 1).all(), "every round is in one column"
+    assert [len(grid.workers[group]) for group in ("honest", "byzantine")] == [20, 20]
+    assert grid.all_workers == {"honest": 50, "byzantine": 100}
+    for group in ("honest", "byzantine"):
+        for row, worker in enumerate(grid.workers[group]):
+            for column, (first, last) in enumerate(grid.rounds):
+                block = reasons[first - 1 : last, worker].tolist()
+                most = max(block.count(reason) for reason in Reason)
+                assert grid.reasons[group][row, column] == max(r for r in Reason if block.count(r) == most)
+    block = scores[:20, grid.workers["honest"][0]]
+    assert grid.rounds[0, 1] == 20
+    assert grid.scores["honest"][0, 0] == pytest.approx(np.nanmean(block), abs=1e-6)
+
+
+def test_the_page_says_how_the_timeline_was_made_small(folder):
+    with np.load(folder / "verdicts.npz") as file:
+        found = dict(file)
+    long = {"reasons": np.tile(found["reasons"], (60, 1)), "scores": np.tile(found["scores"], (60, 1))}
+    np.savez(folder / "verdicts.npz", byzantine=found["byzantine"], **long)
+    words = read(folder).text
+    assert "A column is 2 or 3 rounds and shows the most frequent verdict" in words
+
+
+def test_shares_are_of_the_uploads_since_the_line_before():
+    curve = [
+        {
+            "round": 2,
+            "accuracy": 0.1,
+            "selected": {"honest": 6, "byzantine": 0},
+            "rejected": {"norm": {"honest": 2, "byzantine": 4}},
+        },
+        {
+            "round": 3,
+            "accuracy": 0.1,
+            "selected": {"honest": 4, "byzantine": 1},
+            "rejected": {"score": {"honest": 0, "byzantine": 1}},
+        },
+    ]
+    assert refused_shares(curve) == {
+        "honest": {Reason.NORM: [0.25, 0.0]},
+        "byzantine": {Reason.NORM: [1.0, 0.0], Reason.SCORE: [0.0, 0.5]},
+    }
+    alone = [{"round": 1, "accuracy": 0.1, "selected": {"honest": 3, "byzantine": 0}, "rejected": {}}]
+    assert refused_shares(alone) == {"honest": {}}
+
+
+@pytest.mark.parametrize("delta", [None, 1e-3])
+def test_privacy_ends_where_the_result_says(tmp_path, delta):
+    result = run(replace(SPEC, delta=delta, byzantine=0.0, attack="none"), compute=ONE, out=tmp_path / "run")
+    spent = privacy_spent(read_run(tmp_path / "run"))
+    assert spent.rounds == list(range(9))
+    assert spent.epsilons[0] == 0
+    assert spent.epsilons[-1] == pytest.approx(result.epsilon, rel=1e-3)
+    assert spent.epsilons == sorted(spent.epsilons)
+    assert "(141 examples)" in spent.note or delta, "1437 examples less 20, for 10 workers"
+
+
+def test_privacy_that_was_only_stated_is_not_drawn(folder):
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "accountant": STATED}))
+    words = read(folder).text
+    assert "is stated, not checked" in words
+    assert "computed again" not in words
+
+
+def test_privacy_that_does_not_come_out_again_is_not_drawn(folder):
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps({**result, "epsilon": 2 * result["epsilon"]}))
+    assert privacy_spent(read_run(folder)).rounds == []
+    assert "could not be computed again" in read(folder).text
+
+
+def test_another_runs_reference_is_not_taken(made, folder):
+    (folder / "reference").mkdir()
+    for name in ("spec.toml", "result.json"):
+        (folder / "reference" / name).write_bytes((made / "undefended" / name).read_bytes())
+    page = read(folder)
+    assert "reference accuracy" not in page.text
+    assert "The reference was not run" in page.text
+
+
+# --- what is not whole -----------------------------------------------------------------------------------------------
+
+
+def test_an_unfinished_run_says_so(folder):
+    for name in ("result.json", "verdicts.npz"):
+        (folder / name).unlink()
+    page = read(folder)
+    assert "This run is not finished" in page.text
+    assert "accuracy so far" in page.text
+    assert "is written when a run is done" in page.text
+    assert len(page.data) == 2, "accuracy and refusals are known so far"
+    (folder / "rounds.jsonl").unlink()
+    assert "No round was evaluated yet" in read(folder).text
+
+
+DAMAGE = [
+    ("result.json", b'{"accuracy": 0.5', "result.json is damaged"),
+    ("result.json", b"{}", "result.json is damaged"),
+    ("result.json", b'{"accuracy": NaN}', "no number for accuracy"),
+    ("result.json", b"[1]", "result.json is damaged"),
+    ("verdicts.npz", b"PK\x03\x04 no archive", "verdicts.npz is damaged"),
+    ("verdicts.npz", None, "verdicts.npz is missing"),
+    ("rounds.jsonl", b'{"round": 1, "accuracy": 0.5}\n{"round": 2, "acc\n', "1 of 2 lines are left out"),
+    ("rounds.jsonl", b'{"round": 1, "accuracy": 7}\n', "1 of 1 lines are left out"),
+    ("rounds.jsonl", b'{"round": 1, "accuracy": 0.5, "rejected": 3}\n', "1 of 1 lines are left out"),
+    ("rounds.jsonl", None, "taken from result.json"),
+    ("environment.json", b"\xff\xfe", "environment.json is damaged"),
+    ("environment.json", None, "environment.json is missing"),
+    ("tables.json", b'[{"title": 1}]', "tables.json is damaged"),
+    ("spec.toml", b'attack = "no.such:Attack"\n', "The spec cannot be built here"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "says"), DAMAGE, ids=[f"{name} {says}" for name, _, says in DAMAGE])
+def test_what_is_damaged_is_said_and_left_out(folder, name, content, says):
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    words = read(folder).text
+    assert "Not whole" in words
+    assert says in words
+
+
+def test_verdicts_that_do_not_fit_are_left_out(folder):
+    with np.load(folder / "verdicts.npz") as file:
+        found = dict(file)
+    for spoiled in (
+        {"reasons": found["reasons"] + 100},
+        {"byzantine": found["byzantine"][:-1]},
+        {"scores": found["scores"][:-1]},
+        {"byzantine": found["byzantine"].astype(int)},
+    ):
+        np.savez(folder / "verdicts.npz", **{**found, **spoiled})
+        assert read_run(folder).verdicts is None
+
+
+def test_scores_of_any_size_are_drawn(folder):
+    with np.load(folder / "verdicts.npz") as file:
+        found = dict(file)
+    found["scores"][:] = np.float32(3e38)
+    found["scores"][0] = np.nan
+    np.savez(folder / "verdicts.npz", **found)
+    chart = read(folder).data["chart-4-data"]
+    assert chart["data"][0]["y"][0] is None
+    assert chart["data"][0]["y"][1] == pytest.approx(3e38, rel=1e-4)
+
+
+@pytest.mark.parametrize(("files", "says"), [((), "neither a run"), (("result.json",), "its spec.toml is missing")])
+def test_no_run_is_an_error(tmp_path, files, says):
+    for name in files:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(StoreError, match=says):
+        report(tmp_path)
+
+
+def test_the_command_and_its_errors(cli, folder, tmp_path):
+    answer = cli("report", folder)
+    assert (answer.status, answer.out.split()) == (0, [str(folder / "report.html")])
+    assert cli("report", folder, "-o", tmp_path / "new" / "page.html").status == 0
+    assert (tmp_path / "new" / "page.html").read_text().startswith("<!DOCTYPE html>")
+    for arguments, says in (
+        ((tmp_path / "nowhere",), "no such folder"),
+        ((folder, "-o", tmp_path), "cannot be written"),
+        ((folder, "-o", folder / "spec.toml" / "x.html"), "cannot be made"),
+    ):
+        answer = cli("report", *arguments)
+        assert (answer.status, answer.out) == (2, "")
+        assert says in answer.err
+        assert len(answer.err.splitlines()) == 1
+    assert [path.name for path in tmp_path.rglob("*.part")] == []
+    (folder / "spec.toml").write_text("seed = [")
+    assert "spec.toml is damaged" in cli("report", folder).err
+
+
+# --- what users write ------------------------------------------------------------------------------------------------
+
+EVIL = '</script><script>alert("x")</script><img src=x onerror=y>'
+
+
+def test_what_users_write_is_text(folder):
+    (folder / "tables.json").write_text(
+        json.dumps([{"title": EVIL, "columns": [EVIL, "b"], "rows": [[EVIL], [1, 2, 3]], "notes": EVIL}])
+    )
+    (folder / "failed.json").write_text(json.dumps({"status": "failed", "message": EVIL}))
+    (folder / "result.json").unlink()
+    (folder / "environment.json").write_text(json.dumps({EVIL: {EVIL: EVIL}}))
+    (folder / "spec.toml").write_text(f"attack = {{ name = {json.dumps(EVIL)} }}\naggregator = {{ }}\n")
+    page = report(folder)
+    reader = Reader(page)
+    assert reader.open == []
+    assert reader.all("img") == []
+    assert len(reader.all("script")) == 2 + len(reader.data)
+    assert reader.text.count(re.sub(r"\s+", " ", EVIL)) >= 8
+
+
+def test_a_chart_holds_no_end_of_a_script():
+    page = Page("t")
+    inside = page.chart({"data": [{"name": EVIL}], "layout": {"height": 1}}, EVIL)
+    assert inside.count("</script>") == 1
+    assert Reader(inside).data["chart-1-data"]["data"][0]["name"] == EVIL
+
+
+def test_numbers_stand_to_the_right():
+    columns = Reader(table(["a", "b", "c"], [["1.5", "x", "3 %"], [2, "1", None]])).all("th")
+    assert [found.get("class") for found in columns] == ["number", None, "number"]
+
+
+# --- a sweep ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory):
+    """Two rules, two shares, two seeds: one run failed, one was skipped, one is missing, and one is no part of it."""
+    place = tmp_path_factory.mktemp("swept") / "sweep"
+    base = Spec(rounds=2, sigma=2.5, sigma_base=2.5, accountant="rdp", evaluate_every=1)
+    specs = [
+        replace(base, aggregator=rule, byzantine=share, seed=seed)
+        for rule in ("mean", "median")
+        for share in (0.0, 0.4)
+        for seed in (1, 2)
+    ]
+    sweep([*specs[:6], replace(base, seed=9)], place, compute=ONE, jobs=1)
+    store = SweepFolder(place)
+    for spec, status in ((specs[6], "failed"), (specs[4], "skipped")):
+        out = store.run_path(spec)
+        out.mkdir(exist_ok=True)
+        (out / "result.json").unlink(missing_ok=True)
+        (out / "spec.toml").write_text(spec.to_toml())
+        (out / "failed.json").write_text(json.dumps({"status": status, "message": f"it {status} <b>badly</b>"}))
+    lines = [
+        *("rounds = 2", "sigma = 2.5", "sigma_base = 2.5", 'accountant = "rdp"', "evaluate_every = 1", "[sweep]"),
+        *('aggregator = ["mean", "median"]', "byzantine = [0.0, 0.4]", "seed = [1, 2]"),
+    ]
+    (place / "sweep.toml").write_text("\n".join(lines))
+    return place, specs
+
+
+def test_a_sweep_shows_every_cell(swept):
+    place, specs = swept
+    page = read(place)
+    assert "8 runs, 5 of them done" in page.text
+    assert "Not every run is done: 1 failed, 1 skipped, 1 missing." in page.text
+    assert "it failed <b>badly</b>" in page.text
+    assert "1 more run folders below runs/ are not of this sweep" in page.text
+    for spec in specs:
+        assert spec.name() in page.text
+    found = [SweepFolder(place).cell(spec).result["accuracy"] for spec in specs[:2]]
+    row = f"mean {sum(found) / 2:.3f} {min(found):.3f} {max(found):.3f}"
+    assert row in page.text
+    assert "median – – –" in page.text, "what has no number has a row all the same"
+    assert "1 done, 1 skipped" in page.text
+    assert "1 failed, 1 missing" in page.text
+
+
+def test_a_sweep_is_drawn_against_what_varies(swept):
+    place, _ = swept
+    record = read_sweep_folder(place)
+    assert list(record.varying) == ["byzantine", "aggregator", "seed"]
+    assert axis_of(record) == "byzantine"
+    against, courses = read(place).data.values()
+    assert [trace["name"] for trace in against["data"]] == ["aggregator mean", "aggregator median"]
+    assert against["data"][0]["x"] == [0.0, 0.4]
+    assert against["layout"]["yaxis"]["range"] == [0, 1.005]
+    assert against["data"][0]["error_y"]["array"][0] >= 0
+    assert courses["data"][0]["x"] == [1, 2]
+    assert "attack" in record.common
+
+
+def test_the_reference_of_a_sweep_is_found_in_it(swept):
+    place, specs = swept
+    clean = replace(reference(specs[0]), seed=1)
+    sweep([clean, replace(specs[2], attack="gaussian")], place.parent / "clean", compute=ONE, jobs=1)
+    record = read_sweep_folder(place.parent / "clean")
+    accuracy = SweepFolder(place.parent / "clean").cell(clean).result["accuracy"]
+    assert [group.references for group in record.groups if group.settings["byzantine"] == 0.4] == [[accuracy]]
+
+
+def test_many_lines_are_dealt_to_several_charts(swept):
+    place, _ = swept
+    record = read_sweep_folder(place)
+    group = record.groups[0]
+    values = {"attack": list("abcdefgh"), "worker": list("xyz")}
+    many = [replace(group, settings={"attack": a, "worker": w}) for a in values["attack"] for w in values["worker"]]
+    found = facets(replace(record, groups=many, varying=values), None)
+    assert [facet.title for facet in found] == [f"attack {letter}" for letter in values["attack"]]
+    assert all(len(facet.lines) == 3 <= MOST_LINES for facet in found)
+    assert sum(len(groups) for facet in found for groups in facet.lines.values()) == len(many), "nobody is lost"
+
+
+def test_runs_link_to_their_own_pages(swept, tmp_path):
+    place, specs = swept
+    write_report(SweepFolder(place).run_path(specs[0]))
+    links = [found["href"] for found in Reader(report(place)).all("a")]
+    assert links == [f"runs/{specs[0].name()}/report.html"]
+    page = Reader(write_report(place, tmp_path / "page.html").read_text())
+    assert (tmp_path / page.all("a")[0]["href"]).exists()
+
+
+def test_a_sweep_without_runs_is_an_error(tmp_path):
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(StoreError, match="holds no run yet"):
+        report(tmp_path)
+
+
+# --- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_whole(cli, made, tmp_path):
+    pytest.importorskip("matplotlib")
+    answer = cli("report", made, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
+    assert answer.status == 0, answer.err
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    charts = ("accuracy", "refused", "verdicts", "scores", "privacy")
+    assert names == {f"{name}.{form}" for name in charts for form in ("png", "svg")}
+    assert {line.split("/")[-1] for line in answer.out.split()} == names | {"page.html"}
+    for name in names:
+        content = (tmp_path / "figures" / name).read_bytes()
+        assert content.startswith(b"\x89PNG" if name.endswith("png") else b"<?xml")
+    again = figures._accuracy(read_run(made))
+    assert again.axes[0].get_ylim() == (0, 1)
+
+
+def test_figures_of_a_sweep_are_the_same_again(swept, tmp_path):
+    pytest.importorskip("matplotlib")
+    written = write_figures(swept[0], tmp_path)
+    assert [path.name for path in written] == ["accuracy.png", "accuracy.svg"]
+    before = [path.read_bytes() for path in written]
+    assert [path.read_bytes() for path in write_figures(swept[0], tmp_path)] == before
+
+
+def test_figures_without_matplotlib_name_the_extra(folder, tmp_path, monkeypatch):
+    real = builtins.__import__
+
+    def without(name, *rest):
+        if name.partition(".")[0] == "matplotlib":
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(SpecError, match=r"noisegate\[figures\]"):
+        write_figures(folder, tmp_path / "figures")
+    assert not (tmp_path / "figures").exists()
+    assert numbers.PRIVACY_POINTS >= 24
