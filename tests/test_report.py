@@ -242,6 +242,16 @@ def test_privacy_that_was_only_stated_is_not_drawn(folder):
     assert "computed again" not in words
 
 
+def test_a_run_without_noise_is_whole_and_says_that_nothing_is_private(tmp_path):
+    spec = replace(SPEC, sigma=0.0, sigma_base=None, byzantine=0.0, attack="none", aggregator="mean")
+    run(spec, compute=ONE, out=tmp_path / "run")
+    record = read_run(tmp_path / "run")
+    assert record.result is not None
+    assert not record.problems
+    assert "sigma is 0" in privacy_spent(record).note
+    assert "nothing is private" in " ".join(read(tmp_path / "run").words)
+
+
 def test_privacy_that_does_not_come_out_again_is_not_drawn(folder):
     result = json.loads((folder / "result.json").read_text())
     (folder / "result.json").write_text(json.dumps({**result, "epsilon": 2 * result["epsilon"]}))

@@ -122,6 +122,18 @@ def test_the_noise_keeps_its_budget_and_wastes_little(dataset, budget):
     assert 0.99 * budget <= found <= budget
 
 
+def test_what_an_experiment_does_not_vary_narrows_it_too():
+    assert not paper.load("adaptive", only={"non_iid": [True]}).cells, "it is iid"
+    assert not paper.load("no-privacy", only={"epsilon": [0.125]}).cells, "it has no budget"
+    assert len(paper.load("convergence", only={"epsilon": [1.0]}).cells) == 8
+
+
+@pytest.mark.parametrize("rule", ["guerraoui", "sign-gaussian", "median"])
+def test_a_rule_that_goes_with_other_workers_judges_the_papers(rule):
+    spec = paper.load("attacks", aggregator=rule, seeds=[1], only={"dataset": ["usps"], "epsilon": [2.0]}).specs[0]
+    assert (spec.batch, spec.worker, spec.rate) == (16, "normalized", 0.2)
+
+
 def test_an_experiment_can_be_narrowed_and_have_another_rule():
     only = {"dataset": ["usps"], "epsilon": [2.0], "non_iid": [False]}
     found = paper.load("attacks", aggregator="fortified", seeds=[7], only=only)
@@ -137,6 +149,7 @@ def test_an_experiment_can_be_narrowed_and_have_another_rule():
 def test_label_flippers_are_on_the_list_of_departures_under_the_papers_filter_only():
     cell = paper.load("attacks", only={"attack": ["label-flip"]}).cells[0]
     assert "whole protocol" in cell.reason
+    assert not cell_of("quick", attack="label-flip").reason
     assert not paper.load("attacks", aggregator="fortified", only={"attack": ["label-flip"]}).cells[0].reason
     assert not paper.load("attacks", only={"attack": ["gaussian"]}).cells[0].reason
 
@@ -200,7 +213,8 @@ def test_what_is_expected_is_the_papers_number_or_else_the_authors():
 
 def test_a_departure_is_shown_with_its_reason_and_does_not_fail():
     cell = cell_of("attacks", dataset="usps", epsilon=2.0, attack="label-flip", byzantine=0.6)
-    outcome = judged(cell, 0.5, 0.5, 0.5)
+    assert judged(cell, 0.5, 0.5, 0.5).verdict == "outside", "a reason goes so far and no further"
+    outcome = judged(cell, *[cell.expected - 0.05] * 3)
     assert outcome.verdict == "departs"
     assert outcome.note == cell.reason
     assert passed([outcome])
@@ -213,14 +227,25 @@ def test_missing_failed_and_impossible_cells_are_shown_and_the_first_two_fail():
     name = cell.specs[1].name()
     failed = judged(cell, 0.9, None, 0.9, **{name: Record(name, "failed", message="out of memory")})
     assert (failed.verdict, failed.note) == ("failed", "out of memory")
-    skipped = judged(cell, None, None, None, **{name: Record(name, "skipped", message="needs more attackers")})
+    no = {spec.name(): Record(spec.name(), "skipped", message="needs more attackers") for spec in cell.specs}
+    skipped = judged(cell, None, None, None, **no)
     assert (skipped.verdict, skipped.note) == ("impossible", "needs more attackers")
+    assert judged(cell, 0.9, None, 0.9, **{name: no[name]}).verdict == "missing", "one seed alone cannot be impossible"
     assert not passed([failed])
     assert not passed([judged(cell, None, None, None)])
-    assert passed([skipped])
+    assert not passed([skipped]), "it is not on the list of departures"
+    few = cell_of("attacks", dataset="usps", epsilon=2.0, attack="local-poisoning", byzantine=0.2)
+    no = {spec.name(): Record(spec.name(), "skipped", message="needs more attackers") for spec in few.specs}
+    assert passed([judged(few, None, None, None, **no)])
     experiment = load("attacks")
     assert len(rows(experiment, outcomes(experiment, {}))) == len(experiment.cells)
     assert all("missing" in row[-1] for row in rows(experiment, outcomes(experiment, {})))
+
+
+def test_every_departure_is_of_some_cell():
+    reasons = {cell.reason for name in EXPERIMENTS for cell in load(name).cells}
+    assert {entry["reason"] for entry in paper._read("departures.toml")["departure"]} <= reasons
+    assert all(entry["points"] >= 0 for entry in paper._read("departures.toml")["departure"])
 
 
 def test_cells_of_the_quick_subset_are_judged_by_our_own_reference():
@@ -230,6 +255,9 @@ def test_cells_of_the_quick_subset_are_judged_by_our_own_reference():
     low = judged(cell, 0.81, 0.81, 0.81, **clean)
     assert low.verdict == "outside"
     assert low.difference == pytest.approx(-0.09)
+    lacking = judged(cell, 0.1, 0.1, 0.1)
+    assert (lacking.verdict, lacking.note) == ("missing", "the reference: 0 of 3 seeds")
+    assert not passed([lacking])
     assert {reference(spec).name() for spec in cell.specs} <= {spec.name() for spec in needed(load("quick"))}
 
 
@@ -300,6 +328,8 @@ def test_what_is_lost_at_an_extreme_budget_is_not_claimed(perfect):
 
 
 def test_a_claim_with_missing_runs_is_open(perfect):
+    narrowed = {**perfect, "attacks": perfect["attacks"][:5]}
+    assert claims(narrowed)[3].verdict == "open", "a claim is about every cell"
     for _, name, _ in SPOILED:
         one = perfect[name][0]
         gone = {**perfect, name: [replace(one, accuracies=one.accuracies[:2]), *perfect[name][1:]]}

@@ -302,6 +302,13 @@ def test_the_servers_examples_may_be_of_another_data_set(quick, monkeypatch):
     assert len(held) == len(foreign.y)
 
 
+def test_a_folder_of_a_run_with_other_server_examples_is_refused(quick, tmp_path):
+    """A setting that only one of the two has."""
+    run(quick(), out=tmp_path / "run")
+    with pytest.raises(StoreError, match=r"other settings \(auxiliary_from = None, not 'kmnist'\)"):
+        run(quick(auxiliary_from="kmnist"), out=tmp_path / "run", resume=True)
+
+
 def test_server_examples_that_do_not_fit_are_refused(quick):
     with pytest.raises(SpecError, match="must be one of"):
         run(quick(auxiliary_from="cifar"))

@@ -5,11 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
+from uuid import uuid4
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
@@ -58,7 +60,9 @@ def reproduce_command(
     """Run the paper's experiments and compare. Exit 1 if a cell is outside its tolerance, missing or failed."""
     if quick and experiments:
         raise SpecError(f"--quick: is an experiment of its own; leave out {', '.join(experiments)}")
-    if experiments == [PARTITION]:
+    if experiments and PARTITION in experiments:
+        if len(experiments) > 1:
+            raise SpecError(f"{PARTITION}: has no runs; give it alone")
         _partition(dataset or "mnist", out)
         return
     chosen = _load(experiments, quick, seeds, aggregator, _only(dataset, epsilon, attack, byzantine, setting))
@@ -97,7 +101,7 @@ def _load(
     names: Sequence[str] | None, quick: bool, seeds: str, aggregator: str, only: Mapping[str, Sequence[Any]]
 ) -> list[Experiment]:
     chosen = [QUICK] if quick else list(names or paper.names())
-    numbers = tuple(_numbers("seeds", seeds, int)) or (QUICK_SEEDS if quick else paper.SEEDS)
+    numbers = tuple(dict.fromkeys(_numbers("seeds", seeds, int))) or (QUICK_SEEDS if quick else paper.SEEDS)
     loaded = [paper.load(name, aggregator=aggregator, seeds=numbers, only=only) for name in chosen]
     if not any(one.cells for one in loaded):
         raise SpecError("no cell of these experiments has such settings; see --list, and choose fewer filters")
@@ -125,6 +129,7 @@ def _partition(dataset: str, out: Path) -> None:
     from noisegate.lab.partition_figure import WHERE, distribution, figure
 
     found = distribution(dataset)
+    (out / "runs").mkdir(parents=True, exist_ok=True)  # so that it is taken for a store, as it will be
     table = Table("worker", *(f"class {label}" for label in range(found.shares.shape[1])), box=None, pad_edge=False)
     for number, shares in enumerate(found.shares.tolist(), 1):
         table.add_row(str(number), *(f"{share:.2f}" for share in shares))
@@ -145,9 +150,11 @@ def _run(
     specs: Sequence[Spec], out: Path, engine: str, compute: Compute, jobs: int | None, console: Console
 ) -> dict[str, Record]:
     folder = SweepFolder(out)
+    folder.check(specs)
+    folder.keep_list(specs)
     with _bar(console, len(specs)) as step:
-        sweep(specs, folder, engine=_engine(engine), compute=compute, jobs=jobs, watch=lambda cell: step())
-    return {spec.name(): record(folder, folder.cell(spec)) for spec in specs}
+        cells = sweep(specs, folder, engine=_engine(engine), compute=compute, jobs=jobs, watch=lambda cell: step())
+    return {cell.spec.name(): record(folder, cell) for cell in cells}
 
 
 def _engine(engine: str) -> Engine:
@@ -164,8 +171,11 @@ def record(folder: SweepFolder, cell: Cell) -> Record:
     if cell.result is None:
         return Record(name, cell.status, message=cell.message)
     path = folder.run_path(cell.spec) / "environment.json"
-    place = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    packages = place.get("packages", {})
+    try:
+        place = json.loads(path.read_text(encoding="utf-8"))
+        packages = dict(place["packages"])
+    except (OSError, ValueError, TypeError, LookupError):
+        place, packages = {}, {}  # where it ran is not known, but what came of it is
     return Record(
         run=name,
         status=cell.status,
@@ -192,13 +202,15 @@ def _read(path: Path) -> dict[str, Record]:
         return from_csv(path.read_text(encoding="utf-8"), str(path))
     except OSError as error:
         raise StoreError(f"{path}: cannot be read ({error.strerror}); give a file that --csv wrote") from None
+    except UnicodeDecodeError:
+        raise StoreError(f"{path}: is no text; give a file that --csv wrote") from None
 
 
 def _write(path: Path, content: str) -> None:
     """A file that is whole once it exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.part")
+        part = path.with_name(f".{path.name}.{uuid4().hex}.part")  # another command may write the same file
         part.write_text(content, encoding="utf-8")
         part.replace(path)
     except OSError as error:
@@ -218,7 +230,7 @@ def _list(chosen: Sequence[Experiment], compute: Compute) -> None:
     table.add_row(PARTITION, "How the non-iid partition deals classes out; alone, and with --dataset", "", "0", "1 s")
     Console().print(table)
     total = estimate.shown(estimate.seconds(every.values(), cuda, slow))
-    where = "this CUDA device, many at once" if cuda else "one core of this machine"
+    where = "an NVIDIA H200, many at once" if cuda else "one core of this machine"
     print(f"{len(every)} different runs; times are estimates for {where}, {total} in all")
 
 
@@ -233,7 +245,7 @@ def _show(
         for name in ("cell", *names[settings:]):
             table.add_column(name, overflow="fold")
         for outcome, row in zip(some, rows(one, some), strict=True):
-            table.add_row(named(outcome), *row[settings:])
+            table.add_row(*map(Text, (named(outcome), *row[settings:])))
         console.print(table)
         print()
     for claim in verdicts:

@@ -1,10 +1,12 @@
 """The runs of a sweep on disk. Several processes, on several machines with one file system, may work on them at once.
 
 sweep.toml         settings and [sweep], as given
+specs.json         what there is to do, where no grid says so
 runs/NAME/         a run folder; failed.json in it if the run broke, or cannot exist
 runs/.NAME.lock    locked while a process works on that run; holds how far it is
 """
 
+import json
 import multiprocessing
 import os
 import time
@@ -21,7 +23,7 @@ from noisegate.lab.crew import broken, halved, outcome_of
 from noisegate.lab.grid import read_sweep
 from noisegate.lab.launch import Watch, fingerprint, run, run_together, stored
 from noisegate.lab.redteam import Outcome
-from noisegate.lab.spec import Spec, read_spec
+from noisegate.lab.spec import Spec, make_spec, read_spec
 from noisegate.lab.store import RunFolder, write_whole
 from noisegate.simulate import Progress
 
@@ -30,7 +32,7 @@ try:
 except ImportError:  # not on Windows, where nothing keeps two sweeps apart
     fcntl = None  # type: ignore[assignment]
 
-SETTINGS, RUNS = "sweep.toml", "runs"
+SETTINGS, LISTED, RUNS = "sweep.toml", "specs.json", "runs"
 PULSE = 1.0
 """Seconds between two signs of life of a run."""
 
@@ -115,9 +117,14 @@ class SweepFolder:
         return int(words[1]) / int(words[3]) if len(words) == 4 else 0.0
 
     def specs(self) -> list[Spec]:
-        """Those of sweep.toml, or else of all run folders, by name."""
+        """Those of sweep.toml, or of specs.json, or else of all run folders, by name."""
         if (self.path / SETTINGS).exists():
             return read_sweep(self.path / SETTINGS)
+        if (self.path / LISTED).exists():
+            try:
+                return [make_spec(entry) for entry in json.loads((self.path / LISTED).read_text(encoding="utf-8"))]
+            except (OSError, ValueError, TypeError):
+                raise StoreError(f"{self.path / LISTED}: is damaged; remove it") from None
         return [read_spec(path) for path in sorted((self.path / RUNS).glob("[!.]*/spec.toml"))]
 
     def check(self, specs: Sequence[Spec] = ()) -> None:
@@ -132,6 +139,15 @@ class SweepFolder:
         for spec in specs:
             if sums[spec.dataset]:  # the user's own file, which may have changed under its name
                 RunFolder(self.run_path(spec)).check(spec, True, sums[spec.dataset])
+
+    def keep_list(self, specs: Sequence[Spec]) -> None:
+        """Write specs.json: what there is to do, where no grid says so."""
+        try:
+            (self.path / RUNS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StoreError(f"{self.path}: cannot be used ({error.strerror}); choose another --out") from None
+        content = json.dumps([spec.canonical() for spec in specs]).encode()
+        write_whole(self.path / LISTED, content, f".{LISTED}.{uuid4().hex}.part")
 
     def keep(self, settings: bytes) -> None:
         """Write sweep.toml. The runs of an earlier one stay."""

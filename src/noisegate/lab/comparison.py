@@ -47,18 +47,21 @@ def _entry(name: str, outcome: Outcome) -> str:
 
 def _ours(outcome: Outcome) -> str:
     if outcome.mean is None:
-        return "missing"
+        return ""
     spread = f" ({min(outcome.accuracies):.3f} to {max(outcome.accuracies):.3f})" if len(outcome.accuracies) > 1 else ""
     return f"{outcome.mean:.3f}{spread}"
 
 
 def _verdict(outcome: Outcome) -> str:
-    allowed = tolerance(outcome.cell)
+    allowed, reference = tolerance(outcome.cell), outcome.cell.judged == "reference"
     if outcome.verdict == "within":
-        return f"within {allowed:g}"
+        above = not reference and outcome.difference is not None and 100 * outcome.difference > (allowed or 0.0)
+        return "not below" if above else f"within {allowed:g}"
     if outcome.verdict in ("outside", "departs"):
-        return f"{outcome.verdict}: more than {allowed:g}" + (f" below; {outcome.note}" if outcome.note else "")
-    return f"{outcome.verdict}: {outcome.note}" if outcome.note else outcome.verdict
+        words = f"{outcome.verdict}: more than {allowed:g} {'off' if reference else 'below'}"
+        return f"{words}; {outcome.note}" if outcome.note else words
+    reason = f" ({outcome.cell.reason})" if outcome.verdict == "impossible" and outcome.cell.reason else ""
+    return f"{outcome.verdict}: {outcome.note}{reason}" if outcome.note else outcome.verdict
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -72,8 +75,13 @@ def markdown(experiment: Experiment, found: Sequence[Outcome]) -> str:
     if experiment.rival:
         lines.append(f"Rival: {experiment.rival}.")
     lines += ["", f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
-    lines += [f"| {' | '.join(row)} |" for row in rows(experiment, found)]
+    lines += [f"| {' | '.join(map(_inline, row))} |" for row in rows(experiment, found)]
     return "\n".join(lines) + "\n"
+
+
+def _inline(text: str) -> str:
+    """What a cell of a Markdown table can hold."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def claims_markdown(found: Sequence[Claim]) -> str:
@@ -111,7 +119,8 @@ def page(
     records: Mapping[str, Record],
 ) -> str:
     """docs/reproducing.md"""
-    used = [record for record in records.values() if record.status == "done"]
+    names = {spec.name() for one in chosen for spec in needed(one)}
+    used = [record for record in records.values() if record.status == "done" and record.run in names]
     devices = sorted({f"{record.device} ({record.versions})" for record in used})
     parts = [HEAD, f"Runs: {len(used)}. Made on: {'; '.join(devices) or 'nothing yet'}.\n"]
     if verdicts:

@@ -28,11 +28,12 @@ ROUNDS = {"digits": 267, "fashion": 1500, "mnist": 1500, "usps": 455, "colorecta
 IDLE = ("gaussian", "local-poisoning", "a-little", "inner")
 """Attacks whose workers compute nothing."""
 
+MEASURED = {"workers": 20, "sigma": 3.0, "sigma_base": 3.0, "epsilon": 100.0, "aggregator": "two-stage"}
 ANCHOR = 4.6
 """Milliseconds of a round on digits with 20 honest and 30 Byzantine workers, where the numbers for CPUs are from."""
 
 
-def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0, at_once: int = 1) -> float | None:
+def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0) -> float | None:
     """About how long they take together; None if one of them is on data that nothing is known of."""
     total, per = 0.0, CUDA if cuda else CPU
     for spec in specs:
@@ -43,7 +44,7 @@ def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0, at_once: i
         attack = spec.canonical()["attack"]["name"]
         busy = honest + (0 if attack in IDLE else spec.count_byzantine(honest))
         total += (spec.rounds or ROUNDS[spec.dataset]) * (least + each * busy) / 1000
-    return total * slowness / at_once
+    return total * slowness
 
 
 def slowness(compute: Compute) -> float:
@@ -53,7 +54,7 @@ def slowness(compute: Compute) -> float:
 
     if compute.resolve().type == "cuda":
         return 1.0
-    federation = prepare(make_spec({"workers": 20, "sigma": 3.0, "aggregator": "two-stage"}), compute).federation
+    federation = prepare(make_spec(MEASURED), compute).federation
     state, took = first_state(federation), []
     with compute.threads_for(floats=state.uploads.numel()):
         for t in range(12):

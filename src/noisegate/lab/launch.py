@@ -287,8 +287,11 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
 
 def stored(found: dict[str, Any], folder: RunFolder) -> Result:
     """The result that a folder holds."""
-    if isinstance(found, dict):
-        found.setdefault("believed_byzantine", None)  # which results of version 0.1.0 do not tell
+    if not isinstance(found, dict):
+        raise StoreError(
+            f"{folder.path}: its result.json is damaged; remove it, or run without --resume, to start afresh"
+        )
+    found.setdefault("believed_byzantine", None)  # which results of version 0.1.0 do not tell
     names = [entry.name for entry in fields(Result)]
     if missing := [name for name in names if name not in found]:
         raise StoreError(

@@ -89,6 +89,9 @@ def _outcome(cell: Cell, records: Records) -> Outcome:
     beside = fmean(known) if known and len(known) == len(clean) else None
     if len(accuracies) < len(found):
         return Outcome(cell, accuracies, *_incomplete(found), beside)
+    if cell.judged == "beside" and beside is None:
+        lacking = [record or Record("", "missing") for record in clean]
+        return Outcome(cell, accuracies, *_incomplete(lacking, "the reference: "), None)
     outcome = Outcome(cell, accuracies, "shown", "", beside)
     allowed = tolerance(cell)
     if allowed is None or outcome.difference is None:
@@ -96,16 +99,19 @@ def _outcome(cell: Cell, records: Records) -> Outcome:
     off = outcome.difference if cell.judged != "reference" else -abs(outcome.difference)
     if off >= -allowed / 100 - 1e-9:
         return Outcome(cell, accuracies, "within", "", beside)
-    return Outcome(cell, accuracies, "departs" if cell.reason else "outside", cell.reason, beside)
+    if cell.reason and off >= -cell.points / 100 - 1e-9:
+        return Outcome(cell, accuracies, "departs", cell.reason, beside)
+    return Outcome(cell, accuracies, "outside", "", beside)
 
 
-def _incomplete(found: Sequence[Record]) -> tuple[Verdict, str]:
+def _incomplete(found: Sequence[Record], what: str = "") -> tuple[Verdict, str]:
     """What is said of a cell of which not every seed ended."""
     ended = sum(record.accuracy is not None for record in found)
-    for status, verdict in (("failed", "failed"), ("skipped", "impossible")):
-        if some := [record for record in found if record.status == status]:
-            return verdict, some[0].message  # type: ignore[return-value]
-    return "missing", f"{ended} of {len(found)} seeds"
+    if failed := [record for record in found if record.status == "failed"]:
+        return "failed", what + failed[0].message
+    if all(record.status == "skipped" for record in found):
+        return "impossible", what + found[0].message
+    return "missing", f"{what}{ended} of {len(found)} seeds"
 
 
 def tolerance(cell: Cell) -> float | None:
@@ -121,8 +127,11 @@ def tolerance(cell: Cell) -> float | None:
 
 
 def passed(found: Iterable[Outcome]) -> bool:
-    """Whether nothing is outside, missing or broken."""
-    return all(outcome.verdict in ("within", "departs", "shown", "impossible") for outcome in found)
+    """Whether nothing is outside, missing or broken, and what cannot exist is on the list of departures."""
+    return all(
+        outcome.verdict in ("within", "departs", "shown") or (outcome.verdict == "impossible" and outcome.cell.reason)
+        for outcome in found
+    )
 
 
 def to_csv(records: Iterable[Record]) -> str:

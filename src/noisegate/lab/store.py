@@ -211,4 +211,5 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 def _differences(found: Spec, asked: Spec) -> str:
     old, new = found.canonical(), asked.canonical()
-    return ", ".join(f"{key} = {old[key]!r}, not {new[key]!r}" for key in new if old[key] != new[key])
+    keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} = {old.get(key)!r}, not {new.get(key)!r}" for key in keys)

@@ -51,6 +51,7 @@ class Cell:
     logged: Logged | None
     rival: float | None
     reason: str
+    points: float
 
     @property
     def expected(self) -> float | None:
@@ -88,7 +89,7 @@ def load(
 ) -> Experiment:
     """An experiment, with `aggregator` in place of the paper's filter.
 
-    only: by setting, the values to keep; a setting that an experiment does not have keeps all of it.
+    only: by setting, the values to keep.
     """
     if name not in (*names(), QUICK):
         raise SpecError(f"experiment {name!r}: unknown{checks.guess(name, names())}; choose from {', '.join(names())}")
@@ -99,7 +100,8 @@ def load(
         for values in itertools.product(*grid.values()):
             varies = dict(zip(grid, values, strict=True))
             settings = {"attack": "none", "aggregator": aggregator, **content["fixed"], **varies}
-            if all(settings[key] in kept for key, kept in only.items() if key in settings):
+            usual = {"non_iid": False, "epsilon": None, **settings}
+            if all(usual[key] in kept for key, kept in only.items()):
                 cells.append(_cell(name, content, varies, settings, seeds))
     told = {key: content[key] for key in ("title", "paper", "about", "judged")}
     return Experiment(name, **told, cells=tuple(cells), rival=content.get("rival", {}).get("name", ""))
@@ -108,7 +110,8 @@ def load(
 def _cell(
     name: str, content: Mapping[str, Any], varies: Mapping[str, Any], settings: dict[str, Any], seeds: Sequence[int]
 ) -> Cell:
-    settings = {"accountant": "rdp", **settings}
+    # The paper's workers, whatever the rule goes with: so is the noise.
+    settings = {"accountant": "rdp", "worker": "normalized", "batch": 16, "rate": 0.2, **settings}
     if "epsilon" in settings:
         noise = _read("noise.toml")[settings["dataset"]]
         settings |= {"sigma": noise[f"{settings['epsilon']:g}"], "sigma_base": noise["2"]}
@@ -121,7 +124,7 @@ def _cell(
         printed=_among(content.get("printed"), settings),
         logged=_logged(known | content.get("logs", {})),
         rival=_among(content.get("rival"), settings),
-        reason=_reason(known),
+        **_departure(known),
     )
 
 
@@ -145,12 +148,13 @@ def _logged(known: Mapping[str, Any]) -> Logged | None:
     return _logs().get(tuple(_text(usual[key]) for key in LOGGED))
 
 
-def _reason(known: Mapping[str, Any]) -> str:
-    """Why a cell may lie outside its tolerance; "" if it may not."""
+def _departure(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Why a cell may lie outside its tolerance, and how far; "" if it may not."""
     for entry in _read("departures.toml")["departure"]:
-        if all(known.get(key) == value for key, value in entry.items() if key != "reason"):
-            return str(entry["reason"])
-    return ""
+        wanted = {key: value for key, value in entry.items() if key not in ("reason", "points")}
+        if all(known.get(key) in (value if isinstance(value, list) else [value]) for key, value in wanted.items()):
+            return {"reason": str(entry["reason"]), "points": float(entry["points"])}
+    return {"reason": "", "points": 0.0}
 
 
 @functools.cache

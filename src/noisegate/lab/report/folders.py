@@ -19,7 +19,7 @@ from noisegate.views import Reason
 
 Status = Literal["done", "unfinished", "failed", "skipped"]
 
-NEEDED = ("accuracy", "best_accuracy", "rounds", "workers", "byzantine_workers", "epsilon", "delta", "sigma")
+NEEDED = ("accuracy", "best_accuracy", "rounds", "workers", "byzantine_workers", "delta", "sigma")
 """Numbers without which a result is none."""
 
 
@@ -154,7 +154,8 @@ def _result(path: Path, problems: list[str]) -> dict[str, Any] | None:
     found = _json(path / "result.json", problems)
     if len(problems) > known:
         return None
-    lacks = [name for name in NEEDED if not number(found.get(name))]
+    needed = NEEDED if found.get("sigma") == 0 else (*NEEDED, "epsilon")  # without noise there is none
+    lacks = [name for name in needed if not number(found.get(name))]
     if lacks:
         problems.append(f"result.json is damaged and left out: it has no number for {', '.join(lacks)}.")
         return None

@@ -123,6 +123,8 @@ def privacy_spent(record: RunRecord) -> Spent:
     result, spec = record.result, record.spec
     if result is None:
         return Spent([], [], "What a run spends is written when it is done.")
+    if result["sigma"] == 0:
+        return Spent([], [], "Nothing is private in this run: sigma is 0.")
     total, end = int(result["rounds"]), float(result["epsilon"])
     if result.get("accountant") == STATED:
         return Spent(

@@ -77,7 +77,10 @@ def _headline(record: RunRecord) -> list[tuple[str, str, str]]:
         bare = record.beside["undefended"]["accuracy"]
         shown.append(("undefended", f"{bare:.3f}", "plain mean under the same attack"))
     by = "stated, not checked" if result.get("accountant") == STATED else str(result.get("accountant", "?")).upper()
-    shown.append(("epsilon", f"{result['epsilon']:.3f}", f"delta {result['delta']:.2g}, {by}"))
+    if result["sigma"] == 0:
+        shown.append(("epsilon", "none", "sigma 0: nothing is private"))
+    else:
+        shown.append(("epsilon", f"{result['epsilon']:.3f}", f"delta {result['delta']:.2g}, {by}"))
     for key, name, note in (
         ("honest_rejected", "honest uploads refused", "by a test, although honest"),
         ("byzantine_selected", "Byzantine uploads used", "of the uploads that made the model"),
