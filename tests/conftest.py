@@ -1,10 +1,12 @@
 """What several test files share. Nothing here needs a data file or the network."""
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,6 +46,15 @@ def quick():
         return replace(Spec(**QUICK), **changes)
 
     return make
+
+
+def benchmark(name: str) -> Any:
+    """A script of benchmarks/ as a module."""
+    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

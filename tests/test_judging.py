@@ -301,32 +301,33 @@ def test_in_parts_it_is_the_same():
 
 
 def test_of_more_columns_than_programs_have_at_once(monkeypatch):
-    from noisegate.kernels import judging
+    from noisegate.kernels import probing
 
-    monkeypatch.setattr(judging, "PROGRAMS", 3)
-    monkeypatch.setattr(judging, "PIECES", 2)
+    monkeypatch.setattr(probing, "PROGRAMS", 3)
+    monkeypatch.setattr(probing, "PIECES", 2)
     d = 2100
-    assert d > 2 * 3 * judging.COLUMNS
-    assert d > 2 * 2 * judging.BLOCK
+    assert d > 2 * 3 * probing.COLUMNS
+    assert d > 2 * 2 * probing.BLOCK
     check_probed("cpu", (4, d, 4, 2), "some")
 
 
 def test_of_more_workers_than_are_read_at_once(monkeypatch):
-    from noisegate.kernels import judging
+    from noisegate.kernels import judging, probing
 
     monkeypatch.setattr(judging, "MANY", 16)
+    monkeypatch.setattr(probing, "MANY", 16)
     check_probed("cpu", (70, 20, 4, 2), "some")
     check_doubts("cpu", 70, 2, "some")
     check_weighed("cpu", 70, "some")
 
 
 def test_too_many_examples_are_left_to_the_twin():
-    from noisegate.kernels import judging
+    from noisegate.kernels import probing
 
-    assert judging.takes(torch.empty(1000, 1), 10)
-    assert judging.takes(torch.empty(2048, 1), 1)
-    assert not judging.takes(torch.empty(2050, 1), 1)
-    assert not judging.takes(torch.empty(33 * 33, 1), 33)
+    assert probing.takes(torch.empty(1000, 1), 10)
+    assert probing.takes(torch.empty(2048, 1), 1)
+    assert not probing.takes(torch.empty(2050, 1), 1)
+    assert not probing.takes(torch.empty(33 * 33, 1), 33)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -377,7 +378,7 @@ def by_kernels(rule: Fortified, view: ServerView, memory: dict) -> object:
 
 
 def test_a_round_by_kernels_is_a_round(monkeypatch):
-    from noisegate.kernels import judging
+    from noisegate.kernels import judging, probing
 
     used = []
 
@@ -389,7 +390,8 @@ def test_a_round_by_kernels_is_a_round(monkeypatch):
         return call
 
     for name in ("alone", "probed", "judged", "shared", "doubts", "weighed"):
-        monkeypatch.setattr(judging, name, noted(name, getattr(judging, name)))
+        module = probing if name == "probed" else judging
+        monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
 
     def there(rule, view, memory):
         with monkeypatch.context() as patch:

@@ -1,11 +1,11 @@
 """The tables of rivals in the docs are what their script makes of the committed results, and these are the spec's."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
+from conftest import benchmark
 from noisegate import Spec
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
@@ -16,10 +16,7 @@ RESULTS = ROOT / "benchmarks" / "rivals.csv"
 
 @pytest.fixture(scope="module")
 def rivals():
-    spec = importlib.util.spec_from_file_location("rivals", ROOT / "benchmarks" / "rivals.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("rivals")
 
 
 def test_the_docs_have_the_tables_of_the_results(rivals):

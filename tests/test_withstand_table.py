@@ -1,11 +1,11 @@
 """The tables of what fortified withstands are what their script makes of the committed results, as the spec asks."""
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
 
+from conftest import benchmark
 from noisegate.attacks import ATTACKS
 from noisegate.lab import reference
 
@@ -15,10 +15,7 @@ SPEC, RESULTS = ROOT / "benchmarks" / "withstand.toml", ROOT / "benchmarks" / "w
 
 @pytest.fixture(scope="module")
 def withstand():
-    spec = importlib.util.spec_from_file_location("withstand", ROOT / "benchmarks" / "withstand.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("withstand")
 
 
 def test_the_docs_have_the_tables_of_the_results(withstand):

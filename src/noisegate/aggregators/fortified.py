@@ -359,13 +359,13 @@ class Probed(NamedTuple):
     @classmethod
     def _by_kernels(cls, view: ServerView, own: Tensor, known: Known, unit: float) -> "Probed | None":
         """None if the server has too many examples for them."""
-        from noisegate.kernels import judging
+        from noisegate.kernels import probing
 
-        if not judging.takes(own, view.strata):
+        if not probing.takes(own, view.strata):
             return None
         old = (known.ways, known.rift, known.past, known.counted, known.clear)
         echo, spread = Lean.scales(view)
-        scales = judging.Scales(
+        scales = probing.Scales(
             strata=view.strata,
             batch=view.batch,
             largest=view.largest,
@@ -379,7 +379,7 @@ class Probed(NamedTuple):
             least_length=probes.TINY,
             least_variance=probes.TINY**2,
         )
-        new = judging.probed(judging.Round(view.uploads, view.last, own, *old), scales, view.memory)
+        new = probing.probed(probing.Round(view.uploads, view.last, own, *old), scales, view.memory)
         seen, lean = Seen(new.mean, new.spread, new.variance), Lean(new.echo, new.noise, new.signals)
         return cls(new.found, seen, new.error, new.lengths, new.past_lengths, new.hoped, lean, new.past, new.rift)
 

@@ -21,6 +21,7 @@ from noisegate.lab.comparison import as_table, columns, page, rows
 from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv
 from noisegate.lab.paper import QUICK, Experiment
 from noisegate.lab.spec import Spec
+from noisegate.lab.store import write_whole
 from noisegate.lab.sweep import Cell, Engine, SweepFolder, sweep
 
 QUICK_SEEDS = (1, 2)
@@ -210,11 +211,9 @@ def _write(path: Path, content: str) -> None:
     """A file that is whole once it exists."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.name}.{uuid4().hex}.part")  # another command may write the same file
-        part.write_text(content, encoding="utf-8")
-        part.replace(path)
     except OSError as error:
         raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
+    write_whole(path, content.encode(), f".{path.name}.{uuid4().hex}.part")  # another command may write the same file
 
 
 def _list(chosen: Sequence[Experiment], compute: Compute) -> None:

@@ -5,7 +5,8 @@
 `convolution`  per-example gradients of convolutions (twin: `workers.layers`)
 `rows`         rows that are changed or left alone (twins: `masked_fill_`, `torch.where`)
 `counting`     the counts of the KS test (twin: `aggregators.noise_tests`)
-`judging`      what the rule `fortified` makes of a round (twins: `aggregators.fortified` and what it calls)
+`probing`      where uploads lie along the probes of the rule `fortified` (twin: `aggregators.fortified.Probed`)
+`judging`      what the rule `fortified` makes of that (twins: `aggregators.fortified` and what it calls)
 
 They exist because a round of a small model is a chain of some 200 tiny kernels, each of which costs more to start than
 to run, and because unfolding the inputs of a convolution moves many times more memory than the gradients need.

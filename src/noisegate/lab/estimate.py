@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 from noisegate import data
 from noisegate.compute import Compute
+from noisegate.lab.setup import prepare
 from noisegate.lab.spec import Spec, make_spec
+from noisegate.simulate import first_state, play
 
 CPU = {
     "digits": (2.3, 0.05),
@@ -49,9 +51,6 @@ def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0) -> float |
 
 def slowness(compute: Compute) -> float:
     """How many times slower than the machine of the numbers above this one is; 1 for a CUDA device, not measured."""
-    from noisegate.lab.setup import prepare
-    from noisegate.simulate import first_state, play
-
     if compute.resolve().type == "cuda":
         return 1.0
     federation = prepare(make_spec(MEASURED), compute).federation
