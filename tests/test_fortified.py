@@ -1140,7 +1140,7 @@ def test_the_update_is_the_mean_by_the_odds(believed, strata):
         odds = []
         for i in range(N):
             ratios = [math.exp(each) for each in memory["evidence"][i].flatten().tolist()]
-            score = float(memory["trust"][i]) - math.log(sum(ratios) / len(ratios))
+            score = float(before["trust"][i]) - math.log(sum(ratios) / len(ratios))  # as it was before the round
             assert float(verdict.score[i]) == pytest.approx(score - doubt[i], abs=2e-3)
             ratio = math.exp(score) * (believed / (N + 1)) / (1 - believed / (N + 1))
             odds.append(passed[i] * ratio / (1 + ratio) * math.exp(-doubt[i]) / (1 + others[i]))

@@ -71,6 +71,8 @@ def a_past(view: ServerView, kind: str = "some", seed: int = 0) -> Known:
     return Known(
         evidence=4 * normal(*nothing.evidence.shape, seed=seed, name="evidence").clamp(min=0),
         trust=3 * normal(n, seed=seed, name="trust").clamp(-2, 2),
+        agreed=0.1 * normal(n, seed=seed, name="agreed"),
+        aged=torch.tensor(0.4),
         off=0.1 * normal(*nothing.off.shape, seed=seed, name="off"),
         ways=0.3 * normal(len(SPEEDS), d, seed=seed, name="ways") / math.sqrt(d),
         step=0.3 * normal(d, seed=seed, name="step") / math.sqrt(d),
@@ -166,7 +168,7 @@ def check_judged(device: str, shape: tuple[int, int, int, int], kind: str) -> No
     there = (to(device, each) for each in (known, probed, counts))
     found = Judged._by_kernels(view_on(device, view), *there, count, most)
     for what, here, other in zip(Judged._fields, found, wanted, strict=True):
-        if kind == "huge" and what in ("trust", "score", "off"):  # of what is no number at all
+        if kind == "huge" and what in ("trust", "score", "agreed", "off"):  # of what is no number at all
             here, other = here[1:], other[1:]
         close(here, other, what, 30.0)
 

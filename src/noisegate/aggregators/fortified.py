@@ -37,6 +37,12 @@ PROBES = COMMON + 1
 CAUTION = 0.5
 """An honest worker is looked for at this share of the agreement expected of it, in case that is too high."""
 
+BEST = 0.1
+"""Where no tenth of the workers agrees as was expected, what was expected is wrong: the server's examples are few."""
+
+AGREED_SPEED = 0.01
+"""Of the moving averages of how far workers agree with the server's gradient: over some 100 rounds."""
+
 LUCKY = 2.0
 """Agreement earns trust up to this many deviations above what is expected, so that nobody earns it fast."""
 
@@ -142,6 +148,8 @@ class Fortified:
         learned = Known(
             evidence=judged.evidence,
             trust=judged.trust,
+            agreed=judged.agreed,
+            aged=torch.lerp(known.aged, _one(known.aged), AGREED_SPEED),
             off=judged.off,
             ways=torch.lerp(known.ways, known.step, _speeds(known.ways)),
             step=update,
@@ -157,17 +165,21 @@ class Fortified:
 class Known(NamedTuple):
     """What the rule remembers of past rounds.
 
-    evidence: (n, bounds, sizes) against each worker. trust: (n,) in each. off: (n, COMMON - 1) moving averages of how
-    far each lies off the server's examples. ways: (SPEEDS, d) moving averages of the updates, up to the last but one;
-    step: (d,) the last. heaviest: (2,) the largest weight of an upload in the last update and the one before.
-    past: (n, d) moving averages of each worker's own uploads up to the last but one, in units of about the noise and in
-    half precision, which is more than enough for something that is mostly noise. rift: (1, d) the direction in which
-    the pasts of those who are not suspected differ most, as far as found. counted: (n,) whose last upload passed the
-    first tests, and may become part of its past. clear: (n,) against whom there was no more evidence than is allowed.
+    evidence: (n, bounds, sizes) against each worker. trust: (n,) in each. agreed: (n,) moving averages of how far each
+    lies along the server's gradient, which began at nothing; aged: () what such an average of ones would be by now.
+    off: (n, COMMON - 1) moving averages of how far each lies off the server's examples. ways: (SPEEDS, d) moving
+    averages of the updates, up to the last but one; step: (d,) the last. heaviest: (2,) the largest weight of an upload
+    in the last update and the one before. past: (n, d) moving averages of each worker's own uploads up to the last but
+    one, in units of about the noise and in half precision, which is more than enough for something that is mostly
+    noise. rift: (1, d) the direction in which the pasts of those who are not suspected differ most, as far as found.
+    counted: (n,) whose last upload passed the first tests, and may become part of its past. clear: (n,) against whom
+    there was no more evidence than is allowed.
     """
 
     evidence: Tensor
     trust: Tensor
+    agreed: Tensor
+    aged: Tensor
     off: Tensor
     ways: Tensor
     step: Tensor
@@ -188,6 +200,8 @@ class Known(NamedTuple):
         return cls(
             evidence=new(n, 2 * PROBES, len(SIZES)),
             trust=new(n),
+            agreed=new(n),
+            aged=new(()),
             off=new(n, COMMON - 1),
             ways=new(len(SPEEDS), d),
             step=new(d),
@@ -385,10 +399,12 @@ class Probed(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """What is known of everyone after a round: evidence, trust and off as in `Known`.
+    """What is known of everyone after a round: evidence, trust, agreed and off as in `Known`.
 
     clear: (n,) against whom there is no more evidence than is allowed; among: (n,) those of them whose uploads count.
-    score: (n,) the logarithm of the odds, but for the prior ones, that it is honest.
+    score: (n,) the logarithm of the odds, but for the prior ones, that it is honest: by its trust before the round. By
+    that after it, noise along the server's gradient would add to the weight of the upload that it is in, and so to the
+    update, which would follow the server's few examples.
     """
 
     evidence: Tensor
@@ -396,6 +412,7 @@ class Judged(NamedTuple):
     among: Tensor
     trust: Tensor
     score: Tensor
+    agreed: Tensor
     off: Tensor
 
     @classmethod
@@ -407,10 +424,13 @@ class Judged(NamedTuple):
         expected, variance = _expected(view, known, probed, count)
         evidence = gathered(known.evidence, expected.outside(found, variance), counts)
         clear = largest(evidence) <= most
-        trust = torch.where(counts, _trusted(known.trust, found[:, 0], probed.hoped, seen.variance[0]), known.trust)
+        best = _best(known.agreed, view.believed_honest)
+        hoped = torch.minimum(probed.hoped, (best / known.aged.clamp(min=TINY)).clamp(min=0.0))
+        trust = torch.where(counts, _trusted(known.trust, found[:, 0], hoped, seen.variance[0]), known.trust)
+        agreed = torch.where(counts, torch.lerp(known.agreed, found[:, 0], AGREED_SPEED), known.agreed)
         off = torch.lerp(known.off, found[:, 1:COMMON] - seen.mean[1:COMMON], SPEED)
         off = torch.where(counts[:, None], off, known.off)
-        return cls(evidence, clear, counts & clear, trust, trust - together(evidence), off)
+        return cls(evidence, clear, counts & clear, trust, known.trust - together(evidence), agreed, off)
 
     @classmethod
     def _by_kernels(
@@ -432,12 +452,14 @@ class Judged(NamedTuple):
             caution=CAUTION,
             lucky=LUCKY,
             most_trust=MOST_TRUST,
+            agreed_speed=AGREED_SPEED,
             off_speed=SPEED,
         )
         seen = judging.Seen(
             probed.found, *probed.seen, probed.lengths, probed.past_lengths, probed.lean.echo, probed.hoped
         )
-        old = judging.Before(known.evidence, known.trust, known.off, known.heaviest)
+        best = _best(known.agreed, view.believed_honest)
+        old = judging.Before(known.evidence, known.trust, known.agreed, known.aged, best, known.off, known.heaviest)
         return cls(*judging.judged(seen, old, counts, view.noise_std, count, most, limits))
 
 
@@ -455,6 +477,12 @@ def _expected(view: ServerView, known: Known, probed: Probed, count: int) -> tup
     common = every[:, None, :COMMON].expand(-1, len(view.uploads), -1)
     low, high, variance = torch.cat([common, every[:, COMMON:, None]], 2)
     return Expected(low, high), variance
+
+
+def _best(agreed: Tensor, believed_honest: int) -> Tensor:
+    """() what the best tenth of the workers agree, or as many as are honest if those are fewer."""
+    n = len(agreed)
+    return agreed.kthvalue(n + 1 - max(1, min(believed_honest, math.ceil(BEST * n)))).values
 
 
 def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, variance: Tensor) -> Tensor:
@@ -519,6 +547,16 @@ def _reasons(device: torch.device) -> Tensor:
 
 def _speeds(like: Tensor) -> Tensor:
     return _speeds_on(like.dtype, like.device)
+
+
+def _one(like: Tensor) -> Tensor:
+    return _one_on(like.dtype, like.device)
+
+
+@functools.lru_cache(maxsize=8)
+def _one_on(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """()"""
+    return torch.ones((), dtype=dtype, device=device)
 
 
 @functools.lru_cache(maxsize=8)

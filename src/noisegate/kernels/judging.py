@@ -74,6 +74,7 @@ class Limits(NamedTuple):
     caution: float
     lucky: float
     most_trust: float
+    agreed_speed: float
     off_speed: float
 
 
@@ -91,22 +92,26 @@ class Seen(NamedTuple):
 
 
 class Before(NamedTuple):
-    """What was known: evidence, trust and off as in `Judged`. heaviest: (2,)."""
+    """What was known: evidence, trust, agreed and off as in `Judged`. aged, best: (). heaviest: (2,)."""
 
     evidence: Tensor
     trust: Tensor
+    agreed: Tensor
+    aged: Tensor
+    best: Tensor
     off: Tensor
     heaviest: Tensor
 
 
 class Judged(NamedTuple):
-    """evidence: (n, 2 (C + 1), sizes). clear, among: (n,) bool. trust, score: (n,). off: (n, C - 1)."""
+    """evidence: (n, 2 (C + 1), sizes). clear, among: (n,) bool. trust, score, agreed: (n,). off: (n, C - 1)."""
 
     evidence: Tensor
     clear: Tensor
     among: Tensor
     trust: Tensor
     score: Tensor
+    agreed: Tensor
     off: Tensor
 
 
@@ -124,6 +129,7 @@ def judged(
         among=torch.empty_like(counts),
         trust=torch.empty_like(before.trust),
         score=torch.empty_like(before.trust),
+        agreed=torch.empty_like(before.agreed),
         off=torch.empty_like(before.off),
     )
     _judge[(n,)](
@@ -132,6 +138,9 @@ def judged(
         counts.view(torch.uint8),
         before.evidence,
         before.trust,
+        before.agreed,
+        before.aged,
+        before.best,
         before.off,
         limits.speeds.view(-1),  # a kernel of our own is not seen by who notes what a graph reads; making a view is
         limits.sizes.view(-1),
@@ -140,6 +149,7 @@ def judged(
         new.among.view(torch.uint8),
         new.trust,
         new.score,
+        new.agreed,
         new.off,
         float(noise_std * limits.harmless),
         limits.certainty / math.sqrt(count),
@@ -153,6 +163,7 @@ def judged(
         PLENTY=limits.plenty,
         LUCKY=limits.lucky,
         MOST_TRUST=limits.most_trust,
+        AGREED_SPEED=limits.agreed_speed,
         OFF_SPEED=limits.off_speed,
         PROBES=bounds // 2,
         SIZES=sizes,
@@ -177,6 +188,9 @@ def _judge(
     counts,
     evidence,
     trust,
+    agreed,
+    aged,
+    best,
     off,
     speeds,
     sizes,
@@ -185,6 +199,7 @@ def _judge(
     new_among,
     new_trust,
     new_score,
+    new_agreed,
     new_off,
     harmless,
     errors,  # standard errors, over the root of A
@@ -198,6 +213,7 @@ def _judge(
     PLENTY: tl.constexpr,
     LUCKY: tl.constexpr,
     MOST_TRUST: tl.constexpr,
+    AGREED_SPEED: tl.constexpr,
     OFF_SPEED: tl.constexpr,
     PROBES: tl.constexpr,
     SIZES: tl.constexpr,
@@ -252,15 +268,18 @@ def _judge(
     tl.store(new_among + row, (is_clear & says).to(tl.uint8))
 
     # Trust.
-    hope = tl.load(hoped)
+    hope = tl.minimum(tl.load(hoped), tl.maximum(tl.load(best) / tl.maximum(tl.load(aged), TINY), 0.0))
     of_noise = tl.load(variance)
     looked_for = caution * hope
-    agrees = tl.minimum(tl.load(found + row * PROBES), hope + LUCKY * tl.sqrt(of_noise))
+    along = tl.load(found + row * PROBES)
+    agrees = tl.minimum(along, hope + LUCKY * tl.sqrt(of_noise))
     trusted = tl.load(trust + row)
+    tl.store(new_score + row, trusted - against)
     earned = trusted + looked_for / of_noise * (agrees - looked_for / 2)
     trusted = tl.where(says, tl.minimum(tl.maximum(earned, -MOST_TRUST), MOST_TRUST), trusted)
     tl.store(new_trust + row, trusted)
-    tl.store(new_score + row, trusted - against)
+    agreement = tl.load(agreed + row)
+    tl.store(new_agreed + row, tl.where(says, agreement + AGREED_SPEED * (along - agreement), agreement))
 
     # How far off it lies, along all but the gradient and its own past.
     counted_off = (bound > 0) & (bound < COMMON)
