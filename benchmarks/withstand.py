@@ -20,7 +20,7 @@ from typing import Any
 
 from noisegate import Compute
 from noisegate.lab import Spec, make_spec, reference
-from noisegate.lab.crew import Crew
+from noisegate.lab.crew import Crew, batches
 
 HERE = Path(__file__).parent
 FIELDS = ("run", "accuracy", "honest_rejected", "byzantine_selected", "message")
@@ -46,10 +46,9 @@ def tables(path: Path) -> list[tuple[str, float, list[Spec]]]:
 
 
 def wanted(path: Path) -> list[Spec]:
-    """Every run once: references, then what is asked for, then what stands beside it; slow and quick ones apart."""
+    """Every run once."""
     specs = [spec for _, _, some in tables(path) for spec in some]
-    every = {spec.name(): spec for spec in [*map(reference, specs), *specs]}
-    return sorted(every.values(), key=lambda spec: (_name(spec) == "two-stage", spec.dataset, spec.byzantine))
+    return list({spec.name(): spec for spec in [*map(reference, specs), *specs]}.values())
 
 
 def _name(spec: Spec) -> str:
@@ -122,26 +121,25 @@ def _shown(found: Sequence[float | None]) -> str:
     return f"{statistics.mean(known):.3f} ({min(known):.3f})" + ("" if len(known) == len(found) else " incomplete")
 
 
-def measure(specs: Sequence[Spec], crew: Crew, out: Path, minutes: float) -> None:
-    """Run these and add them to `out`."""
+def measure(todo: Sequence[Sequence[Spec]], crew: Crew, out: Path, minutes: float) -> None:
+    """Run these batches and add them to `out`."""
     new = not out.exists()
     began = time.perf_counter()
     with crew, out.open("a", newline="", encoding="utf-8") as file:
         lines = csv.DictWriter(file, FIELDS, lineterminator="\n")
         if new:
             lines.writeheader()
-        for first in range(0, len(specs), crew.jobs):
+        for number, batch in enumerate(todo):
             if time.perf_counter() - began > 60 * minutes:
-                print(f"{len(specs) - first} runs are left: the time is over", flush=True)
+                print(f"{sum(map(len, todo[number:]))} runs are left: the time is over", flush=True)
                 return
-            batch = specs[first : first + crew.jobs]
             for i, found in crew.play(batch):
                 values = found.accuracy, found.honest_rejected, found.byzantine_selected
                 shown = ["" if value is None else f"{value:.6g}" for value in values]
                 lines.writerow(dict(zip(FIELDS, [batch[i].name(), *shown, found.message], strict=True)))
             file.flush()
             seconds = time.perf_counter() - began
-            print(f"{first + len(batch)} of {len(specs)} runs, {seconds:.0f} s: {label(batch[-1].attack)}", flush=True)
+            print(f"batch {number + 1} of {len(todo)}, {seconds:.0f} s: {label(batch[-1].attack)}", flush=True)
 
 
 def main() -> None:
@@ -164,7 +162,10 @@ def main() -> None:
     done = read([chosen.out, *chosen.known])
     specs = [spec for spec in wanted(chosen.spec) if not chosen.only or spec.dataset in chosen.only.split(",")]
     left = [spec for spec in specs if spec.name() not in done]
-    measure(left[part - 1 :: parts], Crew(Compute(device=chosen.device), chosen.jobs), chosen.out, chosen.minutes)
+    crew = Crew(Compute(device=chosen.device), chosen.jobs)
+    rules = [[spec for spec in left if (_name(spec) == "two-stage") == beside] for beside in (False, True)]
+    todo = [[some[i] for i in batch] for some in rules for batch in batches(some, crew.jobs)]
+    measure(todo[part - 1 :: parts], crew, chosen.out, chosen.minutes)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,16 @@ def test_rounds_that_do_not_fit_are_played_again_and_those_behind_them_too(attac
     assert (redone.scores - roomy.scores).abs().max() < 1e-4
 
 
+def test_where_no_round_fits_few_are_queued_in_vain():
+    run = federation(attack="none", rounds=ROUNDS)
+    device = Device(tightened(run, 1 - 1e-9), start(run), graph=True)
+    for _ in range(ROUNDS):
+        device.queue()
+    assert device.settle()[0] == int(device.done) == ROUNDS
+    (recorded,) = device.graphs.values()
+    assert ROUNDS - 2 < len(recorded.repeated) < 2 * ROUNDS  # once all of them, then one at a time
+
+
 def test_an_attack_that_changes_its_phase_is_recorded_for_each():
     run = federation(attack_start=0.5, attack="inner", rounds=ROUNDS)
     device, _ = played(run)

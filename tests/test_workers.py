@@ -152,7 +152,13 @@ def test_a_mix_with_nan_or_inf_contributes_the_zero_vector(worker, bad):
     assert not one_contribution(worker, [1.0, 1.0], [0.0, bad]).any()
 
 
-@pytest.mark.parametrize("scale", [1e-44, 1e-30, 1e-20, 1.0, 1e20, 1e38])
+@pytest.mark.parametrize("worker", [Normalized(0.0), Clipped(1.0)], ids=str)
+@pytest.mark.parametrize("scale", [1e-44, 1e-38, 2.5e-31])
+def test_a_mix_shorter_than_the_shortest_contributes_the_zero_vector(worker, scale):
+    assert not one_contribution(worker, [3 * scale, -2 * scale], [0.0, 0.0]).any()
+
+
+@pytest.mark.parametrize("scale", [3e-31, 1e-30, 1e-20, 1.0, 1e20, 1e38])
 def test_any_other_mix_contributes_its_direction_at_unit_length(scale):
     found = one_contribution(Normalized(0.0), [3 * scale, -2 * scale], [0.0, 0.0]).double()
     phi = torch.tensor([3 * scale, -2 * scale]).double()  # as float32 holds it

@@ -20,6 +20,8 @@ No function looks at a value on the host, and block sizes follow from shapes alo
 graph. One launch each; `linear_lengths` takes two for layers of more than 1,024 inputs or 256 outputs.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
@@ -132,22 +134,30 @@ def row_lengths(
     )  # fmt: skip
 
 
+class Limits(NamedTuple):
+    """Which lengths are trusted (`mix`)."""
+
+    cancellation: float
+    low: float
+    high: float
+    shortest: float
+
+
 def mix(
     square: Tensor,
     inner: Tensor | None,
     last: Tensor | None,
     owner: Tensor,
     ratio: float,
-    cancellation: float,
-    low: float,
-    high: float,
+    limits: Limits,
     workers: int,
 ) -> tuple[Tensor, Tensor]:
     """(length (E,) float64, trusted (E,) bool) of g + ratio m, from |g|^2, <g, m> and each worker's |m|^2 (n,) float64.
 
     Trusted is a length that neither cancellation nor the range of float32 can have spoiled: at least `cancellation`
     times the lengths of both terms laid end to end, at least `low`, and these below `high`. NaN is never trusted.
-    Where both g and m are zero the length is inf, so that its inverse is a weight of zero, and is trusted.
+    Where g and ratio m laid end to end are shorter than `shortest`, the length is inf, so that its inverse is a weight
+    of zero, and is trusted.
     Empty places get a length of 1, and are trusted. inner, last: None if there is no m.
     """
     length = torch.empty_like(square)
@@ -159,8 +169,8 @@ def mix(
         _mix[(triton.cdiv(len(square), 128),)](
             square, square if inner is None else inner, square if last is None else last, owner,
             length, trusted.view(torch.uint8), len(square), workers,
-            RATIO=float(ratio), CANCELLATION=float(cancellation), LOW=float(low), HIGH=float(high),
-            INNER=inner is not None, BLOCK=128, num_warps=4,
+            RATIO=float(ratio), CANCELLATION=float(limits.cancellation), LOW=float(limits.low),
+            HIGH=float(limits.high), SHORTEST=float(limits.shortest), INNER=inner is not None, BLOCK=128, num_warps=4,
         )  # fmt: skip
     return length, trusted
 
@@ -391,7 +401,7 @@ def _row_lengths(
 def _mix(
     square, inner, last, owner, length, trusted, examples, workers,
     RATIO: tl.constexpr, CANCELLATION: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
-    INNER: tl.constexpr, BLOCK: tl.constexpr,
+    SHORTEST: tl.constexpr, INNER: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     j = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     worker = tl.load(owner + j, mask=j < examples, other=workers)
@@ -407,7 +417,7 @@ def _mix(
     # a number that something is compared with to float32.
     low, high = tl.full((BLOCK,), LOW, tl.float64), tl.full((BLOCK,), HIGH, tl.float64)
     sound = (found >= CANCELLATION * reach) & (found >= low) & (reach < high)
-    silent = reach == 0.0
+    silent = reach < tl.full((BLOCK,), SHORTEST, tl.float64)
     tl.store(length + j, tl.where(valid, tl.where(silent, float("inf"), found), 1.0), mask=j < examples)
     tl.store(trusted + j, (sound | silent | (worker >= workers)).to(tl.uint8), mask=j < examples)
 

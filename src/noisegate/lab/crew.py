@@ -83,9 +83,8 @@ class Crew:
     def play(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
         """(which spec, what came of it), in the order in which they end."""
         if self.cuda:
-            for first in range(0, len(specs), self.jobs):
-                outcomes = self.several(specs[first : first + self.jobs], self.compute)
-                yield from enumerate(outcomes, first)
+            for batch in batches(specs, self.jobs):
+                yield from zip(batch, self.several([specs[i] for i in batch], self.compute), strict=True)
         elif self.jobs == 1:
             yield from ((i, self.one(spec, self.compute)) for i, spec in enumerate(specs))
         else:
@@ -128,6 +127,21 @@ class Crew:
         process.kill()
         process.join()
         hand.close()
+
+
+def batches(specs: Sequence[Spec], most: int) -> list[list[int]]:
+    """Which to run side by side, by position: those whose rounds take about as long, since a batch waits for its last.
+
+    On one data set, among as many attackers, in the order of attacks.
+    """
+    alike = [(spec.dataset, spec.byzantine) for spec in specs]
+    found: list[list[int]] = []
+    for i in sorted(range(len(specs)), key=lambda i: (*alike[i], str(specs[i].attack))):
+        if found and len(found[-1]) < most and alike[found[-1][0]] == alike[i]:
+            found[-1].append(i)
+        else:
+            found.append([i])
+    return found
 
 
 def alone(spec: Spec, compute: Compute) -> Outcome:

@@ -110,12 +110,15 @@ class Device:
     def settle(self) -> tuple[int, State]:
         """(rounds done, the state after them), all that was queued included."""
         with torch.cuda.stream(self.stream):
-            while (done := int(self.done)) < self.queued:
-                # Round `done` did not fit, or was never started, and those behind it did nothing.
-                asked, self.queued = self.queued, done + 1
-                self.going.fill_(True)
-                self._play(done)
-                while self.queued < asked:
+            asked, ahead = self.queued, 0
+            while (done := int(self.done)) < asked:
+                if done < self.queued:  # it did not fit, or was never started, and those behind it did nothing
+                    self.queued, ahead = done + 1, 0
+                    self.going.fill_(True)
+                    self._play(done)
+                # After one that did not fit the next may not either: twice as many each time that all fit.
+                ahead = min(2 * ahead + 1, asked - self.queued)
+                for _ in range(ahead):
                     self.queue()
         return self.queued, self.state
 

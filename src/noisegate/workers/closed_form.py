@@ -22,7 +22,7 @@ from noisegate.room import Room
 from noisegate.vectors import FlatModel, counting, ones
 from noisegate.views import Worker
 from noisegate.workers import layers
-from noisegate.workers.direct import Direct, Sums
+from noisegate.workers.direct import SHORTEST, Direct, Sums
 
 CANCELLATION = 0.25
 """Below this share of (1-b)||g|| + b||m|| a length from the expanded square is not trusted. Above it, an error of e
@@ -33,9 +33,6 @@ KEPT = 6
 
 RANGE = 1e-12, 1e12
 """Lengths outside are not trusted either: weights and their products may leave the range of float32."""
-
-SHORTEST = 1e-30
-"""Without momentum nothing cancels, and where squares are float64 a length is good down to this."""
 
 
 @dataclass(frozen=True)
@@ -222,10 +219,10 @@ class ClosedForm(Sums):
             first = False
         # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing.
         last = torch.linalg.vector_norm(last_uploads, dim=1).double().square_() if old else None
-        low = (
-            RANGE[0] if old else SHORTEST
-        )  # a sure model's gradients are short, and its rounds should fit all the same
-        length, trusted = outer.mix(square, inner, last, owner, old / fresh, CANCELLATION, low, RANGE[1], workers)
+        # Without momentum nothing cancels, and where squares are float64 a length is good down to the shortest:
+        # a sure model's rounds fit too.
+        limits = outer.Limits(CANCELLATION, RANGE[0] if old else SHORTEST, RANGE[1], SHORTEST)
+        length, trusted = outer.mix(square, inner, last, owner, old / fresh, limits, workers)
         room.need(trusted)
 
         weights = (worker.weights(length * fresh) * scale).to(into.dtype)

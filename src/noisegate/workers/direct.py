@@ -11,6 +11,9 @@ from noisegate.room import Room
 from noisegate.vectors import FlatModel, add_rows
 from noisegate.views import Worker
 
+SHORTEST = 1e-30
+"""A mix shorter than this counts as zero. So short is the gradient of an example that a model is all but sure of."""
+
 
 def per_example_gradients(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """(B, d): the gradient of each example's own loss."""
@@ -29,7 +32,7 @@ def contributions(worker: Worker, gradients: Tensor, last_uploads: Tensor) -> Te
     """
     mixed = ((1 - worker.momentum) * gradients + worker.momentum * last_uploads).double()
     norms = torch.linalg.vector_norm(mixed, dim=1, keepdim=True)
-    usable = norms.isfinite() & (norms > 0)
+    usable = norms.isfinite() & (norms >= SHORTEST)
     scaled = mixed * worker.weights(torch.where(usable, norms, 1.0))
     return torch.where(usable, scaled, 0.0).to(gradients.dtype)
 

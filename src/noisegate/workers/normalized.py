@@ -23,7 +23,7 @@ class Normalized(Private):
     ===============================  ==================================
     an example whose ...             contributes
     ===============================  ==================================
-    phi is zero                      the zero vector
+    phi is shorter than 1e-30        the zero vector
     phi has a NaN or inf             the zero vector
     anything else                    a vector of length 1 (less 2^-14)
     ===============================  ==================================
