@@ -1,5 +1,6 @@
 """What several test files share. Nothing here needs a data file or the network."""
 
+import copy
 import importlib.util
 import json
 import os
@@ -36,6 +37,20 @@ class Answer:
     def json(self) -> Any:
         """Standard output as the one JSON value that it must be."""
         return json.loads(self.out)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def digits_are_parsed_once():
+    """scikit-learn reads digits from a text file, which takes as long as the three rounds of most runs here.
+
+    Everything that noisegate makes of them is made anew for each run.
+    """
+    from sklearn import datasets
+
+    found = datasets.load_digits()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets, "load_digits", lambda: copy.deepcopy(found))
+        yield
 
 
 @pytest.fixture

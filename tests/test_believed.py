@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from conftest import QUICK
 from noisegate import Compute, SpecError, run
 from noisegate.aggregators import AGGREGATORS, Mean, Robust
 from noisegate.catalog import build
@@ -26,11 +27,21 @@ SMALLEST = {
 }
 
 
+RUN = ("run", "quick.toml")
+
+
+@pytest.fixture
+def cli(cli, tmp_path):
+    """In a folder with settings of three rounds, for which no noise has to be calibrated."""
+    (tmp_path / "quick.toml").write_text("".join(f"{key} = {value}\n" for key, value in QUICK.items()))
+    return cli
+
+
 @pytest.mark.parametrize("name", ROBUST)
 def test_default_is_what_lies_or_what_is_admitted(cli, name):
     """13 workers with 3 liars, then 25 with 15."""
     for share, liars, workers in ((0.2, 3, 13), (0.6, 15, 25)):
-        answer = cli("run", "--aggregator", name, "--byzantine", share, "--rounds", 3, "--sigma", 9, "--json")
+        answer = cli(*RUN, "--aggregator", name, "--byzantine", share, "--json")
         assert answer.status == 0, answer.err
         most = build("aggregator", name, AGGREGATORS).most(workers)
         assert answer.json["byzantine_workers"] == liars
@@ -56,7 +67,7 @@ def test_a_device_counts_as_the_host_does(name):
 @pytest.mark.parametrize("name", ROBUST)
 def test_one_more_than_admitted_is_refused_with_a_sentence(cli, name):
     most = build("aggregator", name, AGGREGATORS).most(13)
-    run = ("run", "--aggregator", name, "--byzantine", 0.2, "--rounds", 3, "--sigma", 9, "--json")
+    run = (*RUN, "--aggregator", name, "--byzantine", 0.2, "--json")
     fits = cli(*run, "--set", f"aggregator.byzantine={most}")
     assert fits.status == 0, fits.err
     assert fits.json["believed_byzantine"] == most
@@ -87,7 +98,7 @@ def test_gamma_is_a_belief_about_liars_too(quick):
 
 
 def test_the_table_says_why(cli, tmp_path):
-    run = ("run", "--aggregator", "krum", "--rounds", 3, "--sigma", 9, "--no-baselines")
+    run = (*RUN, "--aggregator", "krum", "--no-baselines")
     cases = (
         (("--byzantine", 0.2), "as many as there are"),
         (("--byzantine", 0.6), "as many as it admits"),
@@ -185,9 +196,7 @@ def test_the_condition_of_a_rule_around_a_rule_is_told_in_full():
 
 
 def test_auto_is_the_default(cli):
-    answer = cli(
-        "run", "--aggregator", "krum", "--set", "aggregator.byzantine=auto", "--rounds", 2, "--sigma", 9, "--json"
-    )
+    answer = cli(*RUN, "--aggregator", "krum", "--set", "aggregator.byzantine=auto", "--json")
     assert answer.json["spec"]["aggregator"] == {"name": "krum"}
 
 
@@ -202,7 +211,7 @@ class Bare(Robust):
 
 
 def test_a_rule_need_not_put_its_condition_into_words(cli):
-    run = ("run", "--aggregator", f"{__name__}:Bare", "--rounds", 2, "--sigma", 9, "--no-baselines", "--byzantine", 0.2)
+    run = (*RUN, "--aggregator", f"{__name__}:Bare", "--no-baselines", "--byzantine", 0.2)
     assert "fewer liars" in cli(*run).out
     refused = cli(*run, "--set", "aggregator.byzantine=13")
     assert refused.status == 2
@@ -212,6 +221,6 @@ def test_a_rule_need_not_put_its_condition_into_words(cli):
 @pytest.mark.parametrize("name", [name for name in AGGREGATORS if name not in ROBUST])
 @pytest.mark.parametrize("share", [0.2, 0.6])
 def test_rules_that_reckon_with_nobody_run_too(cli, name, share):
-    answer = cli("run", "--aggregator", name, "--byzantine", share, "--rounds", 3, "--sigma", 9, "--json")
+    answer = cli(*RUN, "--aggregator", name, "--byzantine", share, "--json")
     assert answer.status == 0, answer.err
     assert answer.json["believed_byzantine"] is None

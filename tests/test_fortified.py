@@ -1274,6 +1274,61 @@ def test_trust_is_earned_slowly_and_only_to_a_limit():
     assert (trust[-1] == fortified.MOST_TRUST).all()
 
 
+@pytest.mark.parametrize("n", [1, 2, 9, 10, 11, 50, 200])
+@pytest.mark.parametrize("believed", [1, 3, 25, 200])
+def test_what_the_best_tenth_agrees_is_found_by_sorting(n, believed):
+    agreed = normal(n, seed=n)
+    place = max(1, min(believed, -(-n // 10)))
+    assert float(fortified._best(agreed, believed)) == sorted(agreed.tolist(), reverse=True)[place - 1]
+
+
+class Promising(World):
+    """The server's examples agree with one another, and with no worker's."""
+
+    def view(self, uploads=None, believed: int = 10) -> ServerView:
+        view = super().view(uploads, believed)
+        rng = stream(self.seed, "promise")
+        way = functional.normalize(torch.randn(D, generator=rng), dim=0)
+        own = 0.9 * functional.normalize(way + 2 * functional.normalize(normal(AUXILIARY, D, seed=3), dim=1), dim=1)
+        return replace(view, contributions=lambda: own)
+
+
+@pytest.mark.parametrize("promising", [False, True])
+def test_no_more_agreement_is_looked_for_than_the_best_workers_showed(promising, monkeypatch):
+    asked, usual = [], fortified._trusted
+
+    def spy(trust, agreement, hoped, variance):
+        asked.append((agreement, float(hoped)))
+        return usual(trust, agreement, hoped, variance)
+
+    monkeypatch.setattr(fortified, "_trusted", spy)
+    views, verdicts = played(Promising(signal=0.0) if promising else World(signal=0.9), 80)
+    agreed, below = torch.zeros(N).double(), 0
+    for t, (view, verdict, (agreement, looked_for)) in enumerate(zip(views, verdicts, asked, strict=True)):
+        own = view.contributions()
+        shown = max(0.0, float(agreed.max()) / (1 - 0.99**t)) if t else 0.0  # of 10 workers the best tenth is one
+        assert looked_for == pytest.approx(min(hoped(own, 1), shown), abs=1e-5)
+        below += shown < hoped(own, 1)
+        along = view.uploads.double() @ functional.normalize(own.mean(0), dim=0).double()
+        torch.testing.assert_close(agreement.double(), along, atol=1e-5, rtol=1e-4)
+        agreed = torch.where(verdict.memory["counted"], agreed + 0.01 * (along - agreed), agreed)
+        torch.testing.assert_close(verdict.memory["agreed"].double(), agreed, atol=1e-5, rtol=1e-4)
+        assert float(verdict.memory["aged"]) == pytest.approx(1 - 0.99 ** (t + 1), rel=1e-4)
+    assert below > 60 if promising else below < 20
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_examples_that_promise_too_much_leave_honest_workers_their_weight(seed, monkeypatch):
+    heaviest = {}
+    for bounded in (True, False):
+        if not bounded:  # as it would be if the server's examples were believed
+            monkeypatch.setattr(fortified, "_best", lambda agreed, believed: torch.tensor(torch.inf))
+        world = Promising(seed=seed, signal=0.0)
+        heaviest[bounded] = max(float(verdict.memory["heaviest"][0]) for verdict in played(world, 250)[1][100:])
+    assert heaviest[True] < 0.25
+    assert heaviest[False] > 0.5
+
+
 @pytest.mark.parametrize("kind", ["evidence", "length", "distribution", "copy"])
 def test_trust_never_outweighs_a_test(kind):
     world = World()

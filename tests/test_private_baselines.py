@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from conftest import QUICK
 from noisegate import Compute, privacy, run
 from noisegate.aggregators import AGGREGATORS, MDA, Guerraoui, Krum, Mean
 from noisegate.aggregators.sign_rules import SignSum
@@ -279,7 +280,7 @@ def test_each_baseline_brings_a_worker_and_settings_that_fit_the_smallest_data_s
         assert (spec.batch, spec.rate) == (partner["batch"], partner["rate"])
         given = Spec(aggregator=name, batch=3, worker="clipped", rate=0.5)
         assert (given.batch, given.worker, given.rate) == (3, "clipped", 0.5)
-        few = replace(spec, workers=20, byzantine=0.0, rounds=1)  # of the smallest data set, 70 examples for each
+        few = replace(spec, workers=20, byzantine=0.0, **QUICK)  # of the smallest data set, 70 examples for each
         assert int(prepare(few, CPU).federation.sizes.min()) >= spec.batch
 
 
@@ -362,15 +363,16 @@ def test_privacy_prices_signs(cli):
         ("krum", "momentum=0.3", {"name": "normalized", "momentum": 0.3}),
     ],
 )
-def test_settings_of_the_worker_that_comes_along(cli, aggregator, setting, worker):
+def test_settings_of_the_worker_that_comes_along(cli, tmp_path, aggregator, setting, worker):
     """In any order of the flags."""
-    flags = ("--rounds", 2, "--sigma", 9, "--json", "--byzantine", 0.2)
+    (tmp_path / "quick.toml").write_text("".join(f"{key} = {value}\n" for key, value in QUICK.items()))
+    flags = ("--json", "--byzantine", 0.2)
     orders = (
         ("--aggregator", aggregator, "--set", f"worker.{setting}"),
         ("--set", f"worker.{setting}", "--aggregator", aggregator),
     )
     for i, order in enumerate(orders):
-        answer = cli("run", *order, *flags, "--out", str(i))
+        answer = cli("run", "quick.toml", *order, *flags, "--out", str(i))
         assert answer.status == 0, answer.err
         assert answer.json["spec"]["worker"] == worker
         assert answer.json["aggregator"] == aggregator

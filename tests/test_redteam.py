@@ -10,6 +10,7 @@ import time
 import tomllib
 import weakref
 from dataclasses import replace
+from functools import partial
 from html.parser import HTMLParser
 
 import numpy as np
@@ -503,6 +504,7 @@ def pair():
 
 
 def test_a_crew_of_processes_gives_what_runs_alone_give(quick, pair):
+    quick = partial(quick, accountant="rdp")  # which a new process is faster with
     specs = [quick(), quick(attack="local-poisoning", byzantine=0.1), quick(attack="zero"), quick(attack="inner")]
     together = dict(pair.play(specs))
     with Crew(Compute(device="cpu"), jobs=1) as single:
@@ -514,7 +516,8 @@ def test_a_crew_of_processes_gives_what_runs_alone_give(quick, pair):
 
 def test_a_process_that_is_killed_fails_its_run_only(quick, pair):
     # One of these would take minutes: its process is ended, and the crew takes a new one for what comes next.
-    endless = quick(rounds=200_000, accountant="rdp", sigma=200.0)
+    quick = partial(quick, accountant="rdp")
+    endless = quick(rounds=200_000, sigma=200.0)
     playing = pair._share_out([endless, quick()])
     index, outcome = next(playing)
     assert (index, outcome.status) == (1, "done")

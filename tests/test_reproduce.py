@@ -360,6 +360,20 @@ def test_a_table_has_the_settings_the_numbers_and_a_verdict():
     assert "`noisegate reproduce reference`" in made
 
 
+def test_cells_that_were_not_run_stand_folded_below_the_others():
+    cells = [cell_of("reference", dataset=name, epsilon=2.0, non_iid=False) for name in ("usps", "mnist", "fashion")]
+    experiment = replace(load("reference"), cells=tuple(cells))
+    some = [*recorded(cells[2], 0.8, 0.8, 0.8).items()][:2]
+    found = outcomes(experiment, recorded(cells[0], 0.86, 0.87, 0.88) | dict(some))
+    shown, folded = markdown(experiment, found).split("<details>")
+    assert "| usps | 2 | no | 0.87 |" in shown
+    assert "missing: 2 of 3 seeds" in shown
+    assert "1 of 3 cells are missing" in folded
+    assert "| mnist | 2 | no |" in folded
+    assert "<details>" not in markdown(experiment, found[:1])
+    assert markdown(experiment, found[1:2]).count("| mnist |") == 1
+
+
 def test_times_are_for_people():
     assert [shown(value) for value in (None, 0.2, 80.0, 100.0, 3600.0 * 3, 86400.0 * 20)] == [
         "not known",

@@ -1,6 +1,5 @@
 """Sweeps: what a grid is, what is kept, and that neither a kill nor a second sweep loses or doubles a run."""
 
-import io
 import json
 import os
 import signal
@@ -14,10 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from noisegate import Compute, Spec, run, run_together
-from noisegate.cli.sweep import _watched
 from noisegate.lab import cells as cells_module
 from noisegate.lab import sweep as sweep_module
 from noisegate.lab.cells import BUSY, Cell, SweepFolder, play_one, play_several
@@ -441,34 +438,6 @@ def test_on_a_cuda_device_too(tmp_path, quick):
     assert [cell.status for cell in cells] == ["done"] * 4 + ["skipped"]
     for spec in specs:
         assert contents(folder.run_path(spec)) == contents(tmp_path / "alone" / spec.name())
-
-
-# --- the bar
-
-
-def test_the_bar_counts_runs_and_work(tmp_path, quick, monkeypatch):
-    monkeypatch.setattr("noisegate.cli.sweep.LOOK", 0.01)
-    folder, specs = SweepFolder(tmp_path), [quick(seed=seed) for seed in (1, 2, 3)]
-    sweep(specs[:1], folder, compute=CPU, jobs=1)
-    drawn = io.StringIO()
-    console = Console(file=drawn, force_terminal=True, width=120)
-    with _watched(console, folder, folder.cells(specs)) as watch:
-        with folder.claim(specs[1]) as claim:
-            claim.tell(1, 2)
-            end = time.monotonic() + PATIENCE
-            while "━" * 7 not in drawn.getvalue() and time.monotonic() < end:  # 1.5 of 3 runs: half of 16 cells
-                time.sleep(0.05)
-        watch(Cell(specs[2], "done", {"accuracy": 0.25}))
-    assert "1 of 3 runs" in drawn.getvalue()
-    assert "2 of 3 runs" in drawn.getvalue()
-
-
-def test_without_a_terminal_there_is_a_line_now_and_then(tmp_path, quick, monkeypatch):
-    monkeypatch.setattr("noisegate.cli.sweep.SILENCE", 0.0)
-    said = io.StringIO()
-    with _watched(Console(file=said, width=200), SweepFolder(tmp_path), [Cell(quick(), "missing")]) as watch:
-        watch(Cell(quick(), "failed", None, "why"))
-    assert said.getvalue() == f"sweep: 1 of 1 run; {quick().name()} failed\n"
 
 
 # --- processes

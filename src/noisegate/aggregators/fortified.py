@@ -37,8 +37,8 @@ PROBES = COMMON + 1
 CAUTION = 0.5
 """An honest worker is looked for at this share of the agreement expected of it, in case that is too high."""
 
-BEST = 0.1
-"""Where no tenth of the workers agrees as was expected, what was expected is wrong: the server's examples are few."""
+BEST = 10
+"""Where not one worker in so many agrees as was expected, that was wrong: the server's examples are few."""
 
 AGREED_SPEED = 0.01
 """Of the moving averages of how far workers agree with the server's gradient: over some 100 rounds."""
@@ -482,7 +482,7 @@ def _expected(view: ServerView, known: Known, probed: Probed, count: int) -> tup
 def _best(agreed: Tensor, believed_honest: int) -> Tensor:
     """() what the best tenth of the workers agree, or as many as are honest if those are fewer."""
     n = len(agreed)
-    return agreed.kthvalue(n + 1 - max(1, min(believed_honest, math.ceil(BEST * n)))).values
+    return agreed.kthvalue(n + 1 - max(1, min(believed_honest, -(-n // BEST)))).values
 
 
 def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, variance: Tensor) -> Tensor:

@@ -1,18 +1,17 @@
 """`noisegate reproduce`: the paper's experiments, beside what it prints and what its authors logged."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+from noisegate.cli.progress import play
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
 from noisegate.lab import estimate, paper
@@ -22,7 +21,7 @@ from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, 
 from noisegate.lab.paper import QUICK, Experiment
 from noisegate.lab.spec import Spec
 from noisegate.lab.store import write_whole
-from noisegate.lab.sweep import Cell, Engine, SweepFolder, sweep
+from noisegate.lab.sweep import Cell, Engine, SweepFolder, hire
 
 QUICK_SEEDS = (1, 2)
 PARTITION = "partition"
@@ -42,7 +41,7 @@ def reproduce_command(
     attack: Annotated[str, typer.Option(help="Only these attacks, with commas.")] = "",
     byzantine: Annotated[str, typer.Option(help="Only these Byzantine shares, with commas.")] = "",
     setting: Annotated[str, typer.Option(help="Only iid, or only non-iid.")] = "",
-    seeds: Annotated[str, typer.Option(help="With commas. [1,2,3; 1,2 with --quick]")] = "",
+    seeds: Annotated[str, typer.Option(help="With commas. [1,2,3; 1,2 for quick]")] = "",
     aggregator: Annotated[str, typer.Option(help="In place of the paper's filter.")] = paper.PAPER_RULE,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
@@ -66,16 +65,14 @@ def reproduce_command(
             raise SpecError(f"{PARTITION}: has no runs; give it alone")
         _partition(dataset or "mnist", out)
         return
-    chosen = _load(experiments, quick, seeds, aggregator, _only(dataset, epsilon, attack, byzantine, setting))
+    only = _only(dataset, epsilon, attack, byzantine, setting)
+    chosen = _load(experiments, quick, seeds, aggregator, only)
     compute = Compute(device=device, memory=memory)
     if listing:
-        _list(chosen, compute)
+        _list(chosen, _load_one(QUICK, seeds, aggregator, only), compute)
         return
     specs = list({spec.name(): spec for one in chosen for spec in needed(one)}.values())
-    if source is not None:
-        records = _read(source)
-    else:
-        records = _run(specs, out, engine, compute, jobs, Console(stderr=True, quiet=as_json))
+    records = _read(source) if source is not None else _run(specs, out, engine, compute, jobs, as_json)
     found = {one.name: outcomes(one, records) for one in chosen}
     verdicts = claims(found) if any(one.name in CLAIMED for one in chosen) else []
     if source is None:
@@ -102,11 +99,16 @@ def _load(
     names: Sequence[str] | None, quick: bool, seeds: str, aggregator: str, only: Mapping[str, Sequence[Any]]
 ) -> list[Experiment]:
     chosen = [QUICK] if quick else list(names or paper.names())
-    numbers = tuple(dict.fromkeys(_numbers("seeds", seeds, int))) or (QUICK_SEEDS if quick else paper.SEEDS)
-    loaded = [paper.load(name, aggregator=aggregator, seeds=numbers, only=only) for name in chosen]
+    loaded = [_load_one(name, seeds, aggregator, only) for name in chosen]
     if not any(one.cells for one in loaded):
         raise SpecError("no cell of these experiments has such settings; see --list, and choose fewer filters")
     return [one for one in loaded if one.cells]
+
+
+def _load_one(name: str, seeds: str, aggregator: str, only: Mapping[str, Sequence[Any]]) -> Experiment:
+    usual = QUICK_SEEDS if name == QUICK else paper.SEEDS
+    numbers = tuple(dict.fromkeys(_numbers("seeds", seeds, int))) or usual
+    return paper.load(name, aggregator=aggregator, seeds=numbers, only=only)
 
 
 def _only(dataset: str, epsilon: str, attack: str, byzantine: str, setting: str) -> dict[str, Sequence[Any]]:
@@ -148,13 +150,13 @@ def _numbers(name: str, text: str, kind: Any) -> list[Any]:
 
 
 def _run(
-    specs: Sequence[Spec], out: Path, engine: str, compute: Compute, jobs: int | None, console: Console
+    specs: Sequence[Spec], out: Path, engine: str, compute: Compute, jobs: int | None, quiet: bool
 ) -> dict[str, Record]:
-    folder = SweepFolder(out)
+    folder, kind = SweepFolder(out), _engine(engine)
+    hire(kind, folder, compute, jobs)  # so that a mistake is told before anything is written
     folder.check(specs)
     folder.keep_list(specs)
-    with _bar(console, len(specs)) as step:
-        cells = sweep(specs, folder, engine=_engine(engine), compute=compute, jobs=jobs, watch=lambda cell: step())
+    cells = play("reproduce", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=quiet)
     return {cell.spec.name(): record(folder, cell) for cell in cells}
 
 
@@ -189,15 +191,6 @@ def record(folder: SweepFolder, cell: Cell) -> Record:
     )
 
 
-@contextmanager
-def _bar(console: Console, total: int) -> Iterator[Any]:
-    """Progress over runs."""
-    parts = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*parts, console=console, transient=True, disable=not console.is_terminal or console.quiet) as bar:
-        task = bar.add_task("runs", total=total)
-        yield lambda: bar.advance(task)
-
-
 def _read(path: Path) -> dict[str, Record]:
     try:
         return from_csv(path.read_text(encoding="utf-8"), str(path))
@@ -216,21 +209,25 @@ def _write(path: Path, content: str) -> None:
     write_whole(path, content.encode(), f".{path.name}.{uuid4().hex}.part")  # another command may write the same file
 
 
-def _list(chosen: Sequence[Experiment], compute: Compute) -> None:
+def _list(chosen: Sequence[Experiment], quick: Experiment, compute: Compute) -> None:
+    """What can be run. quick: shown even where it is not chosen, as long as the filters leave something of it."""
     cuda = compute.resolve().type == "cuda"
     slow = estimate.slowness(compute)
     table = Table("experiment", "in the paper", "cells", "runs", "about", box=None, pad_edge=False)
     every: dict[str, Spec] = {}
-    for one in chosen:
+    aside = [quick] if quick.cells and quick not in chosen else []
+    for one in (*chosen, *aside):
         specs = needed(one)
-        every |= {spec.name(): spec for spec in specs}
+        every |= {spec.name(): spec for spec in specs} if one not in aside else {}
         taken = estimate.shown(estimate.seconds(specs, cuda, slow))
-        table.add_row(one.name, f"{one.title}. {one.paper}", str(len(one.cells)), str(len(specs)), taken)
+        title = f"{one.title}, run by --quick" if one.name == QUICK else one.title
+        table.add_row(one.name, f"{title}. {one.paper}", str(len(one.cells)), str(len(specs)), taken)
     table.add_row(PARTITION, "How the non-iid partition deals classes out; alone, and with --dataset", "", "0", "1 s")
     Console().print(table)
     total = estimate.shown(estimate.seconds(every.values(), cuda, slow))
     where = "an NVIDIA H200, many at once" if cuda else "one core of this machine"
-    print(f"{len(every)} different runs; times are estimates for {where}, {total} in all")
+    beside = f" beside {QUICK}" if aside else ""
+    print(f"{len(every)} different runs{beside}; times are estimates for {where}, {total} in all")
 
 
 def _show(

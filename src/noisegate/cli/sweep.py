@@ -1,31 +1,20 @@
 """`noisegate sweep`: every combination of some settings, kept in one folder."""
 
 import json
-import sys
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column, Table
+from rich.table import Table
 
-from noisegate.cli.run import SILENCE
+from noisegate.cli.progress import play, runs, there
 from noisegate.compute import Compute
 from noisegate.lab import Spec
 from noisegate.lab.plot import part
-from noisegate.lab.sweep import Cell, Engine, Grid, SweepFolder, hire, read_grid, sweep
-
-LOOK = 2.0
-"""Seconds between two looks at how far the runs are."""
-
-WHOLE_SWEEP = 24 * 3600.0
-"""Seconds over which the speed is averaged: a run may take minutes, and the next one half of that."""
+from noisegate.lab.sweep import Cell, Engine, Grid, SweepFolder, hire, read_grid
 
 MOST_MESSAGE = 300
 
@@ -51,86 +40,19 @@ def sweep_command(
     compute = Compute(device=device, threads=threads, memory=memory)
     folder = SweepFolder(out or Path("runs") / f"sweep-{spec_file.stem}")
     kind: Engine = engine  # type: ignore[assignment]  # which `hire` checks
-    crew = hire(kind, folder, compute, jobs)
+    hire(kind, folder, compute, jobs)  # so that a mistake is told before anything is written
     folder.check(specs)
-    cells = folder.cells(specs)
-    if not dry_run:
-        console = Console(stderr=True, quiet=as_json)
+    if dry_run:
+        cells = folder.cells(specs)
+    else:
         folder.keep(spec_file.read_bytes())
-        told = f"sweep: {_there(cells)}, {crew.pace}, kept in {folder.path}"
-        console.print(told, soft_wrap=True, highlight=False)
-        try:
-            # Ray, and an attack or a rule of anyone's, may print; what belongs to standard output comes later.
-            with redirect_stdout(sys.stderr), _watched(console, folder, cells) as watch:
-                cells = sweep(specs, folder, engine=kind, compute=compute, jobs=jobs, watch=watch)
-        except KeyboardInterrupt:
-            done = sum(cell.status == "done" for cell in folder.cells(specs))
-            told = f"interrupted: {done} of {_runs(len(specs))} done in {folder.path}; the same command goes on"
-            Console(stderr=True).print(told, soft_wrap=True, highlight=False)
-            raise typer.Exit(130) from None
+        cells = play("sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json)
     if as_json:
         print(json.dumps(_as_json(grid, cells, folder), indent=2))
     else:
         _show(grid, cells, folder, dry_run)
     if not dry_run and (_count(cells, "failed") or not _count(cells, "done")):
         raise typer.Exit(1)
-
-
-@contextmanager
-def _watched(console: Console, folder: SweepFolder, cells: Sequence[Cell]) -> Iterator[Callable[[Cell], None]]:
-    """A progress bar on a terminal, and otherwise a line now and then. It counts work, also of runs on their way."""
-    bar = Progress(
-        TextColumn("sweep"),
-        BarColumn(bar_width=16),
-        TextColumn("{task.fields[count]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"), markup=False),
-        console=console,
-        transient=True,
-        speed_estimate_period=WHOLE_SWEEP,
-    )
-    ended = {cell.spec.name() for cell in cells if cell.status == "done"}
-    total, spoke, stop = sum(_work(cell.spec) for cell in cells), time.monotonic(), threading.Event()
-
-    def done() -> float:
-        """Work that is done, as far as it is known."""
-        shares = [1.0 if cell.spec.name() in ended else folder.share(cell.spec) for cell in cells]
-        return sum(share * _work(cell.spec) for share, cell in zip(shares, cells, strict=True))
-
-    def count() -> str:
-        return f"{len(ended)} of {_runs(len(cells))}"
-
-    task = bar.add_task("sweep", total=total, completed=done(), count=count(), status="starting")  # type: ignore[arg-type]
-
-    def watch(cell: Cell) -> None:
-        nonlocal spoke
-        ended.add(cell.spec.name())
-        status = f"{cell.spec.name()} " + (f"{cell.result['accuracy']:.3f}" if cell.result else cell.status)
-        bar.update(task, count=count(), status=status)
-        if not console.is_terminal and time.monotonic() - spoke > SILENCE:
-            spoke = time.monotonic()
-            console.print(f"sweep: {count()}; {status}", soft_wrap=True, highlight=False)
-
-    def look() -> None:
-        while not stop.wait(LOOK):
-            bar.update(task, completed=done())
-
-    if not console.is_terminal or console.quiet:
-        yield watch
-        return
-    looking = threading.Thread(target=look, daemon=True)
-    with bar:
-        looking.start()
-        try:
-            yield watch
-        finally:
-            stop.set()
-            looking.join()
-
-
-def _work(spec: Spec) -> float:
-    """What a run takes, compared to others of its sweep: rounds times workers."""
-    return (spec.rounds or 1) * (spec.workers or 1) / (1 - spec.byzantine)
 
 
 def _settings(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
@@ -200,21 +122,12 @@ def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, dry_run: bool)
             told = f"{cell.status}: {chosen or cell.spec.name()}: {' '.join(cell.message.split())}"
             console.print(told[:MOST_MESSAGE], soft_wrap=True, markup=False)
     if dry_run:
-        console.print(f"{_there(cells)}; nothing was run", soft_wrap=True)
+        console.print(f"{there(cells)}; nothing was run", soft_wrap=True)
         return
     if failed := _count(cells, "failed"):
-        console.print(f"{_runs(failed)} failed; the same command tries again", soft_wrap=True)
+        console.print(f"{runs(failed)} failed; the same command tries again", soft_wrap=True)
     console.print(f"kept in {folder.path}", style="dim", soft_wrap=True)
-
-
-def _there(cells: Sequence[Cell]) -> str:
-    done = _count(cells, "done")
-    return _runs(len(cells)) + (f", {done} of them done already" if done else "")
 
 
 def _count(cells: Sequence[Cell], status: str) -> int:
     return sum(cell.status == status for cell in cells)
-
-
-def _runs(count: int) -> str:
-    return f"{count} run" if count == 1 else f"{count} runs"

@@ -69,14 +69,28 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def markdown(experiment: Experiment, found: Sequence[Outcome]) -> str:
-    """A table with its title and where it is in the paper."""
-    names = columns(experiment, found)
+    """A table with its title and where it is in the paper. What was not run stands folded below it."""
     lines = [f"## {experiment.title}", "", f"{experiment.about} In the paper: {experiment.paper}."]
     if experiment.rival:
         lines.append(f"Rival: {experiment.rival}.")
-    lines += ["", f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
-    lines += [f"| {' | '.join(map(_inline, row))} |" for row in rows(experiment, found)]
+    known = [outcome for outcome in found if not _not_run(outcome)]
+    if known:
+        lines += ["", *_grid(experiment, known)]
+    if left := [outcome for outcome in found if _not_run(outcome)]:
+        few = f"{len(left)} of {len(found)} cells are missing: not run yet"
+        lines += ["", f"<details><summary>{few}</summary>", "", *_grid(experiment, left), "", "</details>"]
     return "\n".join(lines) + "\n"
+
+
+def _not_run(outcome: Outcome) -> bool:
+    return outcome.verdict == "missing" and not outcome.accuracies
+
+
+def _grid(experiment: Experiment, found: Sequence[Outcome]) -> list[str]:
+    """The lines of a Markdown table."""
+    names = columns(experiment, found)
+    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
+    return lines + [f"| {' | '.join(map(_inline, row))} |" for row in rows(experiment, found)]
 
 
 def _inline(text: str) -> str:

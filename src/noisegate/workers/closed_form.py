@@ -32,7 +32,8 @@ KEPT = 6
 """Tensors of the size of a layer's inputs and outputs that exist at once: activations, what autograd keeps, copies."""
 
 RANGE = 1e-12, 1e12
-"""Lengths outside are not trusted either: weights and their products may leave the range of float32."""
+"""Lengths outside are not trusted either: weights and their products may leave the range of float32. Without momentum
+nothing cancels, and a length is good down to the shortest that counts: a sure model's examples need no other way."""
 
 
 @dataclass(frozen=True)
@@ -159,8 +160,11 @@ class ClosedForm(Sums):
             reach = reach.add_(last.sqrt_(), alpha=ratio)
         length = length.sqrt_()  # NaN where rounding made the square negative: not trusted
 
-        # Which of them can be trusted, and their weights.
-        trusted = (length >= (CANCELLATION * reach).clamp_(min=RANGE[0])) & (reach < RANGE[1])
+        # Which of them can be trusted, and their weights. What is too short to count has none.
+        silent = reach < SHORTEST
+        low = RANGE[0] if old else SHORTEST
+        trusted = (length >= (CANCELLATION * reach).clamp_(min=low)) & (reach < RANGE[1]) | silent
+        length = length.masked_fill_(silent, torch.inf)
         used = trusted & (owner < workers) if room else trusted
         everyone = bool(used.all())
         if not everyone:  # a weight of zero does not silence a NaN: take them out
@@ -219,8 +223,6 @@ class ClosedForm(Sums):
             first = False
         # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing.
         last = torch.linalg.vector_norm(last_uploads, dim=1).double().square_() if old else None
-        # Without momentum nothing cancels, and where squares are float64 a length is good down to the shortest:
-        # a sure model's rounds fit too.
         limits = outer.Limits(CANCELLATION, RANGE[0] if old else SHORTEST, RANGE[1], SHORTEST)
         length, trusted = outer.mix(square, inner, last, owner, old / fresh, limits, workers)
         room.need(trusted)
