@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from noisegate import Compute
 from noisegate.lab import Spec, paper, run_together
-from noisegate.lab.crew import ABREAST, batches, broken, halved
+from noisegate.lab.crew import ABREAST, batches, broken, halved, left_of_part
 from noisegate.lab.outcomes import Record, from_csv, needed, to_csv
 from noisegate.lab.store import environment, write_whole
 
@@ -73,8 +73,9 @@ def read(paths: Sequence[Path]) -> dict[str, Record]:
     """By the name of the run."""
     found: dict[str, Record] = {}
     for path in paths:
-        if path.exists():
-            found |= from_csv(path.read_text(encoding="utf-8"), str(path))
+        for name, record in from_csv(path.read_text(encoding="utf-8"), str(path)).items():
+            if name not in found or found[name].status != "done":  # what ended counts, wherever it did
+                found[name] = record
     return found
 
 
@@ -93,12 +94,12 @@ def main() -> None:
     if chosen.merge:
         write(chosen.out, read(chosen.merge))
         return
-    done, mine = read([chosen.out, *chosen.known]), read([chosen.out])
+    mine = read([chosen.out]) if chosen.out.exists() else {}
+    done = {name for name, record in (read(chosen.known) | mine).items() if record.status != "failed"}
     specs = [spec for spec in wanted(chosen.spec) if not chosen.only or spec.dataset in chosen.only.split(",")]
-    left = [spec for spec in specs if spec.name() not in done or done[spec.name()].status == "failed"]
-    part, parts = map(int, chosen.part.split("/"))
     began, compute = time.perf_counter(), Compute(device=chosen.device)
-    todo = [[left[i] for i in batch] for batch in batches(left, chosen.jobs)][part - 1 :: parts]
+    left = left_of_part(specs, chosen.part, chosen.jobs, done)
+    todo = [[left[i] for i in batch] for batch in batches(left, chosen.jobs)]
     for number, batch in enumerate(todo, 1):
         if time.perf_counter() - began > 60 * chosen.minutes:
             print(f"{sum(map(len, todo[number - 1 :]))} runs are left: the time is over", flush=True)

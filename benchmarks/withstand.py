@@ -20,7 +20,7 @@ from typing import Any
 
 from noisegate import Compute
 from noisegate.lab import Spec, make_spec, reference
-from noisegate.lab.crew import Crew, batches
+from noisegate.lab.crew import Crew, batches, left_of_part
 
 HERE = Path(__file__).parent
 FIELDS = ("run", "accuracy", "honest_rejected", "byzantine_selected", "message")
@@ -158,14 +158,13 @@ def main() -> None:
         rows = read(chosen.tables)
         print("\n".join(markdown(*table, rows) for table in tables(chosen.spec)))
         return
-    part, parts = map(int, chosen.part.split("/"))
     done = read([chosen.out, *chosen.known])
     specs = [spec for spec in wanted(chosen.spec) if not chosen.only or spec.dataset in chosen.only.split(",")]
-    left = [spec for spec in specs if spec.name() not in done]
     crew = Crew(Compute(device=chosen.device), chosen.jobs)
+    left = left_of_part(specs, chosen.part, crew.jobs, done)
     rules = [[spec for spec in left if (_name(spec) == "two-stage") == beside] for beside in (False, True)]
     todo = [[some[i] for i in batch] for some in rules for batch in batches(some, crew.jobs)]
-    measure(todo[part - 1 :: parts], crew, chosen.out, chosen.minutes)
+    measure(todo, crew, chosen.out, chosen.minutes)
 
 
 if __name__ == "__main__":

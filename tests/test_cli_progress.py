@@ -63,13 +63,15 @@ def test_the_bar_counts_runs_and_work(tmp_path, quick, monkeypatch):
     folder, specs = SweepFolder(tmp_path), [quick(seed=seed) for seed in (1, 2, 3)]
     sweep(specs[:1], folder, compute=CPU, jobs=1)
     drawn = io.StringIO()
-    console = Console(file=drawn, force_terminal=True, width=120)
+    console = Console(file=drawn, force_terminal=True, color_system=None, width=120)
     with watched("sweep", console, folder, folder.cells(specs)) as watch:
         with folder.claim(specs[1]) as claim:
             claim.tell(1, 2)
             end = time.monotonic() + PATIENCE
             while "━" * 7 not in drawn.getvalue() and time.monotonic() < end:  # 1.5 of 3 runs: half of 16 cells
                 time.sleep(0.05)
+            assert "━" * 7 in drawn.getvalue()
+            assert "━" * 10 not in drawn.getvalue()
         watch(Cell(specs[2], "done", {"accuracy": 0.25}))
     assert "1 of 3 runs" in drawn.getvalue()
     assert "2 of 3 runs" in drawn.getvalue()

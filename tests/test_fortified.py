@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from statistics import mean
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from scipy import stats
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from noisegate import Compute, Spec, SpecError, reference, run
+from noisegate import Compute, Spec, SpecError, StoreError, reference, run
 from noisegate.aggregators import Fortified, evidence, fortified, independence
 from noisegate.aggregators.noise_tests import (
     count_every_value,
@@ -1278,8 +1279,11 @@ def test_trust_is_earned_slowly_and_only_to_a_limit():
 @pytest.mark.parametrize("believed", [1, 3, 25, 200])
 def test_what_the_best_tenth_agrees_is_found_by_sorting(n, believed):
     agreed = normal(n, seed=n)
+    clear, counted = (torch.rand(n, generator=stream(n, name)) < 0.8 for name in ("clear", "counted"))
+    known = SimpleNamespace(agreed=agreed, clear=clear, counted=counted)
     place = max(1, min(believed, -(-n // 10)))
-    assert float(fortified._best(agreed, believed)) == sorted(agreed.tolist(), reverse=True)[place - 1]
+    those = [float(agreed[i]) if clear[i] and counted[i] else 0.0 for i in range(n)]
+    assert float(fortified._best(known, believed)) == sorted(those, reverse=True)[place - 1]
 
 
 class Promising(World):
@@ -1303,15 +1307,17 @@ def test_no_more_agreement_is_looked_for_than_the_best_workers_showed(promising,
 
     monkeypatch.setattr(fortified, "_trusted", spy)
     views, verdicts = played(Promising(signal=0.0) if promising else World(signal=0.9), 80)
-    agreed, below = torch.zeros(N).double(), 0
+    agreed, below, heard = torch.zeros(N).double(), 0, torch.zeros(N, dtype=torch.bool)
     for t, (view, verdict, (agreement, looked_for)) in enumerate(zip(views, verdicts, asked, strict=True)):
         own = view.contributions()
-        shown = max(0.0, float(agreed.max()) / (1 - 0.99**t)) if t else 0.0  # of 10 workers the best tenth is one
+        best = float(torch.where(heard, agreed, 0.0).max())  # of 10 workers the best tenth is one
+        shown = max(0.0, best / (1 - 0.99**t)) if t else 0.0
         assert looked_for == pytest.approx(min(hoped(own, 1), shown), abs=1e-5)
         below += shown < hoped(own, 1)
         along = view.uploads.double() @ functional.normalize(own.mean(0), dim=0).double()
         torch.testing.assert_close(agreement.double(), along, atol=1e-5, rtol=1e-4)
         agreed = torch.where(verdict.memory["counted"], agreed + 0.01 * (along - agreed), agreed)
+        heard = verdict.memory["counted"] & verdict.memory["clear"]
         torch.testing.assert_close(verdict.memory["agreed"].double(), agreed, atol=1e-5, rtol=1e-4)
         assert float(verdict.memory["aged"]) == pytest.approx(1 - 0.99 ** (t + 1), rel=1e-4)
     assert below > 60 if promising else below < 20
@@ -1322,11 +1328,40 @@ def test_examples_that_promise_too_much_leave_honest_workers_their_weight(seed, 
     heaviest = {}
     for bounded in (True, False):
         if not bounded:  # as it would be if the server's examples were believed
-            monkeypatch.setattr(fortified, "_best", lambda agreed, believed: torch.tensor(torch.inf))
+            monkeypatch.setattr(fortified, "_best", lambda known, believed: torch.tensor(torch.inf))
         world = Promising(seed=seed, signal=0.0)
         heaviest[bounded] = max(float(verdict.memory["heaviest"][0]) for verdict in played(world, 250)[1][100:])
     assert heaviest[True] < 0.25
     assert heaviest[False] > 0.5
+
+
+class Boasting(Promising):
+    """One worker goes far along the server's gradient, for some rounds or all; then it sends nothing that counts."""
+
+    until: int = 1000
+    rounds: int = 0
+
+    def view(self, uploads=None, believed: int = 10) -> ServerView:
+        uploads, ahead = self.uploads(), functional.normalize(super().view().contributions().mean(0), dim=0)
+        uploads[3] = uploads[3] + ahead if self.rounds < self.until else torch.nan
+        self.rounds += 1
+        return super().view(uploads, believed)
+
+
+@pytest.mark.parametrize("until", [40, 1000])
+def test_who_is_refused_does_not_say_how_far_honest_workers_agree(until):
+    world = Boasting(seed=1, signal=0.0)
+    world.until = until
+    _, verdicts = played(world, 250)
+    assert sum(not bool(verdict.kept[3]) for verdict in verdicts) > 240
+    assert max(float(verdict.memory["heaviest"][0]) for verdict in verdicts[100:]) < 0.35
+
+
+def test_a_memory_of_another_version_is_refused():
+    memory = dict(played(World(), 2)[1][-1].memory)
+    del memory["agreed"]
+    with pytest.raises(StoreError, match="another version"):
+        Fortified()(World().view(), memory)
 
 
 @pytest.mark.parametrize("kind", ["evidence", "length", "distribution", "copy"])

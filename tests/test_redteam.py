@@ -16,6 +16,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from conftest import QUICK
@@ -26,7 +28,7 @@ from noisegate.cli.redteam import Evaluation, _verdict, _watched
 from noisegate.lab import crew as crew_module
 from noisegate.lab import read_spec, red_team, reference
 from noisegate.lab import trials as trials_module
-from noisegate.lab.crew import Crew, side_by_side
+from noisegate.lab.crew import Crew, batches, left_of_part, side_by_side
 from noisegate.lab.plot import plot
 from noisegate.lab.redteam import LATE, OWN_CLOCK, SETTINGS, SHARES, Outcome, Trial, _moved, _with, behaved, by_chance
 from noisegate.lab.trials import LOCK, TrialFolder
@@ -526,6 +528,32 @@ def test_a_process_that_is_killed_fails_its_run_only(quick, pair):
     assert (index, outcome.status) == (0, "failed")
     assert "ended from outside" in outcome.message
     assert [outcome.status for _, outcome in pair.play([quick(), quick(seed=2)])] == ["done", "done"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["digits", "usps"]), st.sampled_from([0.2, 0.6]), st.sampled_from(["inner", "zero"])),
+        max_size=12,
+    ),
+    st.integers(1, 5),
+)
+def test_every_run_is_in_one_batch_and_batches_are_full_of_alike_ones(settings, most):
+    specs = [Spec(dataset=name, byzantine=share, attack=attack) for name, share, attack in settings]
+    found = batches(specs, most)
+    order = [i for batch in found for i in batch]
+    assert sorted(order) == list(range(len(specs)))
+    assert [len(batch) for batch in found[:-1]] == [most] * (len(found) - 1)
+    assert [settings[i] for i in order] == sorted(settings)
+
+
+@pytest.mark.parametrize("done", [0, 1, 9, 40])
+def test_parts_make_up_all_runs_however_far_each_is(done):
+    specs = [Spec(seed=seed, byzantine=share) for seed in range(20) for share in (0.2, 0.6)]
+    parts = [left_of_part(specs, f"{part}/3", 4, set()) for part in (1, 2, 3)]
+    names = [spec.name() for part in parts for spec in part]
+    assert sorted(names) == sorted(spec.name() for spec in specs), "each of them once"
+    again = left_of_part(specs, "2/3", 4, {spec.name() for spec in parts[1][:done]})
+    assert again == parts[1][done:]
 
 
 def test_runs_side_by_side_are_split_where_one_breaks(quick, monkeypatch):

@@ -5,12 +5,14 @@ import functools
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from conftest import benchmark
 from noisegate import SpecError, StoreError
 from noisegate.cli import app
 from noisegate.lab import paper, reference
@@ -193,7 +195,7 @@ def judged(cell, *accuracies, **others):
     ],
 )
 def test_tolerances(name, varies, points):
-    cell = cell_of(name, **varies)
+    cell = replace(cell_of(name, **varies), reason="")  # as if it were on no list of departures
     assert tolerance(cell) == points
     just, beyond = points / 100 - 1e-6, points / 100 + 1e-4
     for off, verdict in ((-just, "within"), (-beyond, "outside")):
@@ -338,6 +340,20 @@ def test_a_claim_with_missing_runs_is_open(perfect):
     assert {claim.verdict for claim in claims({})} == {"open"}
 
 
+def test_a_part_that_fails_is_enough_and_an_open_claim_says_what_is_known(perfect):
+    few = {**perfect, "attacks": perfect["attacks"][:5]}
+    assert claims(few)[3].why.startswith("of 216 parts 5 were run: at worst 0.0 points below our reference")
+    fallen = claims(broken(few, "attacks", lambda cell: cell.varies["epsilon"] == 2.0))[3]
+    assert fallen.verdict == "does not hold"
+    assert fallen.why.startswith("of 216 parts 5 were run: at worst 5.0 points below")
+
+
+def test_a_cell_that_cannot_exist_is_no_part_of_a_claim(perfect):
+    first, *others = perfect["attacks"]
+    some = [replace(first, verdict="impossible", accuracies=()), *others]
+    assert claims({**perfect, "attacks": some})[3].verdict == "holds"
+
+
 # --- tables ----------------------------------------------------------------------------------------------------------
 
 
@@ -372,6 +388,21 @@ def test_cells_that_were_not_run_stand_folded_below_the_others():
     assert "| mnist | 2 | no |" in folded
     assert "<details>" not in markdown(experiment, found[:1])
     assert markdown(experiment, found[1:2]).count("| mnist |") == 1
+
+
+def test_the_docs_have_the_tables_of_the_results():
+    root = Path(__file__).parents[1]
+    source = "benchmarks/reproduced.csv"
+    records = from_csv((root / source).read_text(), source)
+    chosen = [load(name) for name in paper.names()]
+    found = {one.name: outcomes(one, records) for one in chosen}
+    assert (root / "docs" / "reproducing.md").read_text() == page(chosen, found, claims(found), records, source)
+
+
+def test_every_committed_result_is_of_a_run_that_is_asked_for():
+    root, script = Path(__file__).parents[1], benchmark("reproduce")
+    wanted = {spec.name() for spec in script.wanted(root / "benchmarks" / "reproduce.toml")}
+    assert set(script.read([root / "benchmarks" / "reproduced.csv"])) <= wanted
 
 
 def test_times_are_for_people():

@@ -339,6 +339,24 @@ def test_a_gradient_whose_square_leaves_the_range_of_floats_still_contributes_it
     assert SHORTEST <= torch.linalg.vector_norm(found.double()) <= 1
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("momentum", [0.0, 0.1])
+@pytest.mark.parametrize("large", [1e11, 1e14, 1e20, 1e28])
+@pytest.mark.parametrize("tiny", [0.0, 1e-39])
+def test_a_weight_that_leaves_the_range_of_floats_with_one_factor_makes_nothing_longer(
+    way, momentum, large, tiny
+):
+    """Without a bias a gradient is a delta', and its weight times delta alone is 1 / |a|."""
+    model = FlatModel(nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 3, bias=False)))
+    params = model.initial()
+    for name, values in model.tensors(params).items():
+        values.mul_(large if name.startswith("1") else 1.0)
+    x, y = torch.full((1, 4), tiny), torch.tensor([1])
+    found = sums_of(way, model)(Normalized(momentum), params, x, y, one_owner(y), torch.zeros(1, model.d))
+    length = torch.linalg.vector_norm(found.double())
+    assert length == 0 if tiny == 0 else SHORTEST <= length <= 1
+
+
 SQUARES_THAT_VANISH = math.log(2.6e-23)
 """Nine probabilities of 2.6e-23: their squares, 6.8e-46, are below half of the smallest float32 and round to zero."""
 

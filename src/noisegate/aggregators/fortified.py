@@ -16,7 +16,7 @@ from noisegate.aggregators.evidence import FARTHEST, PLENTY, SIZES, gathered, la
 from noisegate.aggregators.independence import GROUP, largest_product, shared
 from noisegate.aggregators.noise_tests import honest_lengths, ks_rejects, room_for_signal
 from noisegate.aggregators.probes import Expected, Seen, along_gradient, along_history, hoped_agreement
-from noisegate.errors import SpecError
+from noisegate.errors import SpecError, StoreError
 from noisegate.views import Memory, Reason, ServerView, Verdict
 
 TESTS = 4
@@ -193,6 +193,8 @@ class Known(NamedTuple):
     def of(cls, memory: Memory, view: ServerView) -> "Known":
         """From the rule's memory; nothing at all before the first round."""
         if memory:
+            if memory.keys() != set(cls._fields):
+                raise StoreError("aggregator 'fortified': its memory is that of another version; start the run anew")
             return cls(**{name: memory[name] for name in cls._fields})
         n, d = view.uploads.shape
         new = view.uploads.new_zeros
@@ -424,7 +426,7 @@ class Judged(NamedTuple):
         expected, variance = _expected(view, known, probed, count)
         evidence = gathered(known.evidence, expected.outside(found, variance), counts)
         clear = largest(evidence) <= most
-        best = _best(known.agreed, view.believed_honest)
+        best = _best(known, view.believed_honest)
         hoped = torch.minimum(probed.hoped, (best / known.aged.clamp(min=TINY)).clamp(min=0.0))
         trust = torch.where(counts, _trusted(known.trust, found[:, 0], hoped, seen.variance[0]), known.trust)
         agreed = torch.where(counts, torch.lerp(known.agreed, found[:, 0], AGREED_SPEED), known.agreed)
@@ -458,7 +460,7 @@ class Judged(NamedTuple):
         seen = judging.Seen(
             probed.found, *probed.seen, probed.lengths, probed.past_lengths, probed.lean.echo, probed.hoped
         )
-        best = _best(known.agreed, view.believed_honest)
+        best = _best(known, view.believed_honest)
         old = judging.Before(known.evidence, known.trust, known.agreed, known.aged, best, known.off, known.heaviest)
         return cls(*judging.judged(seen, old, counts, view.noise_std, count, most, limits))
 
@@ -479,10 +481,17 @@ def _expected(view: ServerView, known: Known, probed: Probed, count: int) -> tup
     return Expected(low, high), variance
 
 
-def _best(agreed: Tensor, believed_honest: int) -> Tensor:
-    """() what the best tenth of the workers agree, or as many as are honest if those are fewer."""
-    n = len(agreed)
-    return agreed.kthvalue(n + 1 - max(1, min(believed_honest, -(-n // BEST)))).values
+def _best(known: Known, believed_honest: int) -> Tensor:
+    """() what the best tenth of the workers agree, or as many as are believed honest if those are fewer.
+
+    Whoever was refused last, or sent nothing, counts as agreeing not at all.
+    """
+    n = len(known.agreed)
+    return (
+        torch.where(known.clear & known.counted, known.agreed, 0.0)
+        .kthvalue(n + 1 - max(1, min(believed_honest, -(-n // BEST))))
+        .values
+    )
 
 
 def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, variance: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from rich.table import Column
 
 from noisegate.cli.run import SILENCE
 from noisegate.compute import Compute
-from noisegate.lab import Spec
+from noisegate.lab import Spec, estimate
 from noisegate.lab.sweep import Cell, Engine, SweepFolder, hire, sweep
 
 LOOK = 2.0
@@ -117,5 +117,6 @@ def runs(count: int) -> str:
 
 
 def _work(spec: Spec) -> float:
-    """What a run takes, compared to others beside it: rounds times workers."""
-    return (spec.rounds or 1) * (spec.workers or 1) / (1 - spec.byzantine)
+    """About what a run takes, compared to others beside it."""
+    taken = estimate.seconds([spec], cuda=False)
+    return taken if taken is not None else (spec.rounds or 1) * (spec.workers or 1) / (1 - spec.byzantine)

@@ -81,7 +81,7 @@ def reproduce_command(
     if csv:
         _write(csv, to_csv(records[spec.name()] for spec in specs if spec.name() in records))
     if docs:
-        _write(docs, page(chosen, found, verdicts, records))
+        _write(docs, page(chosen, found, verdicts, records, str(source or "")))
     fine = all(passed(some) for some in found.values())
     if as_json:
         print(json.dumps(_told(chosen, found, verdicts, fine)))

@@ -1,14 +1,16 @@
 """The paper's seven claims, each with a verdict computed from runs."""
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from noisegate.lab import paper
 from noisegate.lab.outcomes import Outcome
-from noisegate.lab.paper import label
+from noisegate.lab.paper import SEEDS, label
+from noisegate.lab.spec import Spec
 
 Found = Mapping[str, Sequence[Outcome]]
 """Outcomes by experiment."""
@@ -22,7 +24,10 @@ POINTS = 0.02
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim and what runs say. verdict: "open" if a run that it needs is missing."""
+    """A claim and what runs say.
+
+    verdict: a part that fails is enough for "does not hold"; if none does and runs are missing, it is "open".
+    """
 
     number: int
     text: str
@@ -30,79 +35,97 @@ class Claim:
     why: str
 
 
+@dataclass(frozen=True)
+class Known:
+    """What runs say of the parts of a claim.
+
+    losses: (how far each part that was run is off, what it is). of: the number of all parts.
+    allowed: how far off a part may be. words: what the worst part says, with its points and its name.
+    """
+
+    losses: Sequence[tuple[float, str]]
+    of: int
+    words: str
+    allowed: float = POINTS
+
+    @property
+    def worst(self) -> tuple[float, str]:
+        """The part that is furthest off."""
+        return max(self.losses, key=lambda pair: pair[0])
+
+
 def claims(found: Found) -> list[Claim]:
     """All seven."""
-    return [_claim(number, text, judge, found) for number, (text, judge) in enumerate(CLAIMS, 1)]
+    return [_claim(number, text, judge(found)) for number, (text, judge) in enumerate(CLAIMS, 1)]
 
 
-Judge = Callable[[Found], tuple[bool, str] | None]
-"""(holds, why) or None if runs are missing."""
+def _claim(number: int, text: str, known: Known) -> Claim:
+    if not known.losses:
+        return Claim(number, text, "open", f"none of its {known.of} parts was run, with its reference and three seeds")
+    loss, what = known.worst
+    why, fails = known.words.format(points=_points(loss), lead=_points(-loss), what=what), loss > known.allowed
+    if len(known.losses) < known.of:
+        why = f"of {known.of} parts {len(known.losses)} were run: {why}"
+        return Claim(number, text, "does not hold" if fails else "open", why)
+    return Claim(number, text, "does not hold" if fails else "holds", why)
 
 
-def _claim(number: int, text: str, judge: Judge, found: Found) -> Claim:
-    answer = judge(found)
-    if answer is None:
-        return Claim(number, text, "open", "it needs every cell of its experiments and of `reference`, and three seeds")
-    return Claim(number, text, "holds" if answer[0] else "does not hold", answer[1])
-
-
-def _normalizing(found: Found) -> tuple[bool, str] | None:
+def _normalizing(found: Found) -> Known:
     """One rate for normalized workers, beside the best clipped ones of a grid, at each budget."""
-    some = found.get("clipping", [])
-    if not (_whole(some) and _asked_for_all(found, "clipping")):
-        return None
-    gaps = []
-    for where in {(cell.specs[0].dataset, cell.specs[0].epsilon) for cell in (one.cell for one in some)}:
-        here = [one for one in some if (one.cell.specs[0].dataset, one.cell.specs[0].epsilon) == where]
+    losses, groups = [], _groups("clipping", found, lambda spec: (spec.dataset, spec.epsilon))
+    for (dataset, epsilon), here in groups.items():
+        if not _whole(here):
+            continue
         own = [one for one in here if one.cell.varies["worker"] == "normalized" and one.cell.varies["rate"] == 0.2]
         clipped = [one for one in here if one.cell.varies["worker"] != "normalized"]
-        gaps.append(max(_mean(one) for one in clipped) - _mean(own[0]))
-    return max(gaps) <= POINTS, f"the best of a grid of clipping is up to {_points(max(gaps))} better"
+        losses.append((max(map(_mean, clipped)) - _mean(own[0]), f"{dataset}, epsilon {label(epsilon)}"))
+    return Known(losses, len(groups), "the best of a grid of clipping is up to {points} better ({what})")
 
 
-def _rivals(found: Found) -> tuple[bool, str] | None:
-    some = [*found.get("guerraoui", []), *found.get("zhu-ling", [])]
-    if not (_whole(some) and _asked_for_all(found, "guerraoui", "zhu-ling")):
-        return None
-    leads = [_mean(one) - one.cell.rival for one in some if one.cell.rival is not None]
-    return min(leads) > 0, f"ahead of the numbers that the paper prints for others by {_points(min(leads))} or more"
+def _rivals(found: Found) -> Known:
+    losses, of = [], 0
+    for name in ("guerraoui", "zhu-ling"):
+        of += sum(cell.rival is not None for cell in _cells(name))
+        for one in _run(name, found):
+            if one.cell.rival is not None:
+                losses.append((one.cell.rival - _mean(one), named(one)))
+    words = "ahead of the numbers that the paper prints for others by {lead} or more ({what})"
+    return Known(losses, of, words, allowed=-1e-9)
 
 
-def _side_effect(found: Found) -> tuple[bool, str] | None:
+def _side_effect(found: Found) -> Known:
     return _near_reference(found, "side-effect")
 
 
-def _eradicates(found: Found) -> tuple[bool, str] | None:
+def _eradicates(found: Found) -> Known:
     return _near_reference(found, "attacks")
 
 
-def _majority(found: Found) -> tuple[bool, str] | None:
+def _majority(found: Found) -> Known:
     return _near_reference(found, "majority")
 
 
-def _one_rate(found: Found) -> tuple[bool, str] | None:
+def _one_rate(found: Found) -> Known:
     """The rate that is best at epsilon 2 is within two points of the best at every other."""
-    some = found.get("learning-rate", [])
-    if not (_whole(some) and _asked_for_all(found, "learning-rate")):
-        return None
-    losses = []
-    for where in {(one.cell.specs[0].dataset, str(one.cell.specs[0].attack)) for one in some}:
-        here = [one for one in some if (one.cell.specs[0].dataset, str(one.cell.specs[0].attack)) == where]
+    losses, groups = [], _groups("learning-rate", found, lambda spec: (spec.dataset, label(spec.attack)))
+    for where, here in groups.items():
+        if not _whole(here):
+            continue
         at = {
             epsilon: {one.cell.varies["rate"]: _mean(one) for one in here if one.cell.specs[0].epsilon == epsilon}
             for epsilon in {one.cell.specs[0].epsilon for one in here}
         }
         base = at[max(key for key in at if key is not None)]
         best = max(base, key=base.__getitem__)
-        losses += [max(rates.values()) - rates[best] for rates in at.values()]
-    return max(losses) <= POINTS, f"the best rate of the largest budget costs up to {_points(max(losses))} elsewhere"
+        losses.append((max(max(rates.values()) - rates[best] for rates in at.values()), ", ".join(where)))
+    return Known(losses, len(groups), "the best rate of the largest budget costs up to {points} elsewhere ({what})")
 
 
-def _waiting(found: Found) -> tuple[bool, str] | None:
+def _waiting(found: Found) -> Known:
     return _near_reference(found, "adaptive")
 
 
-CLAIMS: tuple[tuple[str, Judge], ...] = (
+CLAIMS: tuple[tuple[str, Callable[[Found], Known]], ...] = (
     ("Normalizing with one rate is as good as the best of a grid of clipping thresholds and rates.", _normalizing),
     ("The protocol outperforms existing solutions.", _rivals),
     ("The protocol brings no side effect without an attack.", _side_effect),
@@ -113,19 +136,16 @@ CLAIMS: tuple[tuple[str, Judge], ...] = (
 )
 
 
-def _near_reference(found: Found, experiment: str) -> tuple[bool, str] | None:
+def _near_reference(found: Found, experiment: str) -> Known:
     """Whether every cell at a usual budget is near our own Reference Accuracy."""
-    some = [one for one in found.get(experiment, []) if _usual(one) and one.verdict != "impossible"]
-    if not (_whole(some) and _asked_for_all(found, experiment)):
-        return None
     losses = []
-    for one in some:
+    impossible = [one.cell.varies for one in found.get(experiment, []) if one.verdict == "impossible"]
+    for one in _run(experiment, found):
         clean = _reference_of(one, found)
-        if clean is None:
-            return None
-        losses.append((clean - _mean(one), one))
-    worst, one = max(losses, key=lambda pair: pair[0])
-    return worst <= POINTS, f"at worst {_points(worst)} below our reference: {named(one)}"
+        if _usual(one.cell) and clean is not None:
+            losses.append((clean - _mean(one), named(one)))
+    of = sum(_usual(cell) and cell.varies not in impossible for cell in _cells(experiment))
+    return Known(losses, of, "at worst {points} below our reference ({what})")
 
 
 def _reference_of(one: Outcome, found: Found) -> float | None:
@@ -143,24 +163,29 @@ def named(one: Outcome) -> str:
     return ", ".join(f"{key} {label(value)}" for key, value in one.cell.varies.items())
 
 
-def _usual(one: Outcome) -> bool:
-    epsilon = one.cell.specs[0].epsilon
+def _usual(cell: paper.Cell) -> bool:
+    epsilon = cell.specs[0].epsilon
     return epsilon is not None and epsilon >= USUAL
 
 
 def _whole(some: Iterable[Outcome]) -> bool:
-    """Whether there are any, and every seed of each ended."""
+    """Whether there are any, and every seed of each ended: three at least."""
     listed = list(some)
-    return bool(listed) and all(len(one.accuracies) == len(one.cell.specs) for one in listed)
+    return bool(listed) and all(len(SEEDS) <= len(one.cell.specs) == len(one.accuracies) for one in listed)
 
 
-def _asked_for_all(found: Found, *experiments: str) -> bool:
-    """Whether no cell of these was left out, and no seed: a claim is about all of it."""
-    return all(
-        len(found.get(name, [])) == len(_cells(name))
-        and all(len(one.cell.specs) >= len(paper.SEEDS) for one in found[name])
-        for name in experiments
-    )
+def _run(experiment: str, found: Found) -> list[Outcome]:
+    """The cells of an experiment of which every seed ended."""
+    return [one for one in found.get(experiment, []) if _whole([one])]
+
+
+def _groups(experiment: str, found: Found, key: Callable[[Spec], Any]) -> dict[Any, list[Outcome]]:
+    """The cells of an experiment by `key`; nobody's where not all of a group were asked for."""
+    sizes = Counter(key(cell.specs[0]) for cell in _cells(experiment))
+    groups: dict[Any, list[Outcome]] = {where: [] for where in sizes}
+    for one in found.get(experiment, []):
+        groups.get(key(one.cell.specs[0]), []).append(one)
+    return {where: here if len(here) == sizes[where] else [] for where, here in groups.items()}
 
 
 @functools.cache

@@ -5,12 +5,13 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
+from typing import TypeVar
 
 import torch
 
@@ -28,6 +29,7 @@ ABREAST = 16
 GRACE = 20.0
 """Seconds for a process that is stopped to save where its run stands."""
 
+T = TypeVar("T")
 One = Callable[[Spec, Compute], Outcome]
 Several = Callable[[Sequence[Spec], Compute], list[Outcome]]
 
@@ -130,18 +132,22 @@ class Crew:
 
 
 def batches(specs: Sequence[Spec], most: int) -> list[list[int]]:
-    """Which to run side by side, by position: those whose rounds take about as long, since a batch waits for its last.
+    """Which to run side by side, by position: those next to one another by data set, attackers' share and attack.
 
-    On one data set, among as many attackers, in the order of attacks.
+    Their rounds take about as long, and a batch waits for its last.
     """
-    alike = [(spec.dataset, spec.byzantine) for spec in specs]
-    found: list[list[int]] = []
-    for i in sorted(range(len(specs)), key=lambda i: (*alike[i], str(specs[i].attack))):
-        if found and len(found[-1]) < most and alike[found[-1][0]] == alike[i]:
-            found[-1].append(i)
-        else:
-            found.append([i])
-    return found
+    like = sorted(range(len(specs)), key=lambda i: (specs[i].dataset, specs[i].byzantine, str(specs[i].attack)))
+    return [like[first : first + most] for first in range(0, len(like), most)]
+
+
+def left_of_part(specs: Sequence[Spec], part: str, most: int, done: Container[str]) -> list[Spec]:
+    """What is left to one of several processes that share these runs, as "2/4"; done: names of runs.
+
+    First to each its own batches, then without those that are done: however far the others are, no run is lost.
+    """
+    number, parts = map(int, part.split("/"))
+    own = [specs[i] for batch in batches(specs, most)[number - 1 :: parts] for i in batch]
+    return [spec for spec in own if spec.name() not in done]
 
 
 def alone(spec: Spec, compute: Compute) -> Outcome:
@@ -161,9 +167,7 @@ def side_by_side(specs: Sequence[Spec], compute: Compute) -> list[Outcome]:
     return halved(specs, together, lambda spec: alone(spec, compute))
 
 
-def halved(
-    specs: Sequence[Spec], together: Callable[[Sequence[Spec]], list[Outcome]], one: Callable[[Spec], Outcome]
-) -> list[Outcome]:
+def halved(specs: Sequence[Spec], together: Callable[[Sequence[Spec]], list[T]], one: Callable[[Spec], T]) -> list[T]:
     """What comes of all specs together; where that breaks, of the halves, and in the end of each by itself."""
     if len(specs) < 2:
         return [one(spec) for spec in specs]

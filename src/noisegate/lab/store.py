@@ -27,8 +27,9 @@ import torch
 from noisegate.errors import SpecError, StoreError
 from noisegate.lab.spec import Spec, read_spec
 from noisegate.simulate import Federation, Progress, State
+from noisegate.version import __version__
 
-PACKAGES = ("noisegate", "torch", "numpy", "scipy", "dp-accounting")
+PACKAGES = ("torch", "numpy", "scipy", "dp-accounting")
 
 
 @dataclass(frozen=True)
@@ -194,7 +195,7 @@ def write_whole(path: Path, content: bytes, part: str) -> None:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """Versions and device, so that a result can be placed later."""
-    versions = {}
+    versions = {"noisegate": __version__}  # of what runs, installed or not
     for name in PACKAGES:
         try:
             versions[name] = version(name)

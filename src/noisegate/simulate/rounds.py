@@ -116,7 +116,7 @@ class Device:
                     self.queued, ahead = done + 1, 0
                     self.going.fill_(True)
                     self._play(done)
-                # After one that did not fit the next may not either: twice as many each time that all fit.
+                # After one that did not fit the next may not either: about twice as many each time that all fit.
                 ahead = min(2 * ahead + 1, asked - self.queued)
                 for _ in range(ahead):
                     self.queue()

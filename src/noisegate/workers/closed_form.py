@@ -36,6 +36,10 @@ RANGE = 1e-12, 1e12
 nothing cancels, and a length is good down to the shortest that counts: a sure model's examples need no other way."""
 
 
+LARGEST = 1e37
+"""Products up to this are in the range of float32, with a margin for what they are multiplied with."""
+
+
 @dataclass(frozen=True)
 class ClosedForm(Sums):
     """The layers of a model whose per-example gradients have a closed form."""
@@ -165,6 +169,9 @@ class ClosedForm(Sums):
         low = RANGE[0] if old else SHORTEST
         trusted = (length >= (CANCELLATION * reach).clamp_(min=low)) & (reach < RANGE[1]) | silent
         length = length.masked_fill_(silent, torch.inf)
+        for layer, (a, delta) in zip(self.layers, traced, strict=True):
+            if _may_overflow(layer, a):
+                trusted &= _fits_float32(delta, length)
         used = trusted & (owner < workers) if room else trusted
         everyone = bool(used.all())
         if not everyone:  # a weight of zero does not silence a NaN: take them out
@@ -221,11 +228,15 @@ class ClosedForm(Sums):
         for layer, a, delta in pairs:
             outer.linear_lengths(a, delta, starts, last_uploads, *layer.begins, square, inner, first, width)
             first = False
-        # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing.
+        # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing. Beside one
+        # that comes out as zero, a gradient too short to count is none.
         last = torch.linalg.vector_norm(last_uploads, dim=1).double().square_() if old else None
         limits = outer.Limits(CANCELLATION, RANGE[0] if old else SHORTEST, RANGE[1], SHORTEST)
         length, trusted = outer.mix(square, inner, last, owner, old / fresh, limits, workers)
         room.need(trusted)
+        for layer, a, delta in pairs:
+            if _may_overflow(layer, a):
+                room.need(_fits_float32(delta, length))
 
         weights = (worker.weights(length * fresh) * scale).to(into.dtype)
         momentum = (last_uploads, outer.totals(weights, starts, old)) if old else (None, None)
@@ -239,6 +250,19 @@ class ClosedForm(Sums):
 def sum_up(tensors: Iterable[Tensor]) -> Tensor:
     """Their sum, in the place of the first."""
     return functools.reduce(Tensor.add_, tensors)
+
+
+def _may_overflow(layer: layers.Layer, a: Tensor) -> bool:
+    """Whether weight times delta may be large beside the contribution: its length is |a| |delta|, and |a| may be tiny.
+
+    With a bias it is at least |delta|, and where T > 1 weights are multiplied with gradients that were made.
+    """
+    return a.ndim == 2 and layer.bias is None
+
+
+def _fits_float32(delta: Tensor, length: Tensor) -> Tensor:
+    """(E,) whether |delta| / length is in the range of float32."""
+    return layers.squared_lengths(delta) <= (LARGEST * length).square()
 
 
 def _part(layer: layers.Layer, a: Tensor, delta: Tensor, groups: layers.Groups) -> layers.Plain | layers.Spread:
