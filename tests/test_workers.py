@@ -343,9 +343,7 @@ def test_a_gradient_whose_square_leaves_the_range_of_floats_still_contributes_it
 @pytest.mark.parametrize("momentum", [0.0, 0.1])
 @pytest.mark.parametrize("large", [1e11, 1e14, 1e20, 1e28])
 @pytest.mark.parametrize("tiny", [0.0, 1e-39])
-def test_a_weight_that_leaves_the_range_of_floats_with_one_factor_makes_nothing_longer(
-    way, momentum, large, tiny
-):
+def test_a_weight_that_leaves_the_range_of_floats_with_one_factor_makes_nothing_longer(way, momentum, large, tiny):
     """Without a bias a gradient is a delta', and its weight times delta alone is 1 / |a|."""
     model = FlatModel(nn.Sequential(nn.Linear(4, 3, bias=False), nn.Linear(3, 3, bias=False)))
     params = model.initial()
