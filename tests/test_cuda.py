@@ -27,6 +27,7 @@ from test_judging import (
     KINDS,
     SHARING,
     check_alone,
+    check_best,
     check_doubts,
     check_judged,
     check_probed,
@@ -428,6 +429,12 @@ def test_what_that_says_of_a_worker(shape, kind, exactly) -> None:
 @pytest.mark.parametrize("tested", [False, True])
 def test_what_an_upload_alone_shows(n, tested, exactly) -> None:
     check_alone("cuda", n, tested)
+
+
+@pytest.mark.parametrize("n", [1, 2, 10, 50, 200, 1024])
+@pytest.mark.parametrize("nobody", [False, True])
+def test_what_the_best_agree(n, nobody) -> None:
+    check_best("cuda", n, nobody)
 
 
 @pytest.mark.parametrize("n", [1, 2, 13, 20, 50, 100, 128])

@@ -8,6 +8,7 @@ import math
 import os
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,6 +186,16 @@ def check_alone(device: str, n: int, tested: bool) -> None:
         close(here, wanted, "alone")
 
 
+def check_best(device: str, n: int, nobody: bool = False) -> None:
+    from noisegate.kernels import judging
+
+    agreed, clear, counted = normal(n), some_of(n, 0, "clear"), some_of(n, 1, "counted") & (not nobody)
+    known = SimpleNamespace(agreed=agreed, clear=clear, counted=counted)
+    for place in {1, min(3, -(-n // 10)), -(-n // 10)}:
+        found = judging.best(*(each.to(device) for each in (agreed, clear, counted)), place)
+        close(found, fortified._best(known, place), "best")
+
+
 def products_with(kind: str, n: int, seed: int) -> Tensor:
     """Of uploads of length about 1, among which there are copies, or an imitated one."""
     uploads = functional.normalize(normal(n, 60, seed=seed), dim=1)
@@ -344,6 +355,12 @@ def test_what_an_upload_alone_shows(n, tested):
     check_alone("cpu", n, tested)
 
 
+@pytest.mark.parametrize("n", [1, 2, 10, 11, 200, 1024])
+@pytest.mark.parametrize("nobody", [False, True])
+def test_what_the_best_agree(n, nobody):
+    check_best("cpu", n, nobody)
+
+
 SHARING = ["none", "copies", "chain", "equal", "zeros"]
 
 
@@ -391,7 +408,8 @@ def test_a_round_by_kernels_is_a_round(monkeypatch):
 
         return call
 
-    for name in ("alone", "probed", "judged", "shared", "doubts", "weighed"):
+    every = ["alone", "probed", "best", "judged", "shared", "doubts", "weighed"]
+    for name in every:
         module = probing if name == "probed" else judging
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
 
@@ -401,7 +419,20 @@ def test_a_round_by_kernels_is_a_round(monkeypatch):
             return by_kernels(rule, view, memory)
 
     check_rounds(there)
-    assert used == 4 * ["alone", "probed", "judged", "shared", "doubts", "weighed"]
+    assert used == 4 * every
+
+
+def test_the_best_of_too_many_are_left_to_the_twin(monkeypatch):
+    from noisegate.kernels import judging
+
+    monkeypatch.setattr(judging, "MANY", 16)
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    monkeypatch.setattr(judging, "best", None)
+    everyone = torch.ones(17, dtype=torch.bool)
+    known = SimpleNamespace(agreed=on_device(normal(17)), clear=on_device(everyone), counted=on_device(everyone))
+    with Unasked():
+        found = fortified._best(known, 2)
+    assert float(torch.Tensor(found)) == float(normal(17).sort().values[-2])
 
 
 def test_many_workers_are_compared_by_the_twin(monkeypatch):

@@ -487,11 +487,13 @@ def _best(known: Known, believed_honest: int) -> Tensor:
     Whoever was refused last, or sent nothing, counts as agreeing not at all.
     """
     n = len(known.agreed)
-    return (
-        torch.where(known.clear & known.counted, known.agreed, 0.0)
-        .kthvalue(n + 1 - max(1, min(believed_honest, -(-n // BEST))))
-        .values
-    )
+    place = max(1, min(believed_honest, -(-n // BEST)))
+    if _fused(known.agreed):
+        from noisegate.kernels import judging
+
+        if n <= judging.MANY:
+            return judging.best(known.agreed, known.clear, known.counted, place)
+    return torch.where(known.clear & known.counted, known.agreed, 0.0).kthvalue(n + 1 - place).values
 
 
 def _trusted(trust: Tensor, agreement: Tensor, hoped: Tensor, variance: Tensor) -> Tensor:

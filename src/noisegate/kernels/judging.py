@@ -57,6 +57,25 @@ def _alone(norms, present, rejected, fits, like, counts, n, low, high, TESTED: t
     tl.store(counts + row, (here & right & noise).to(tl.uint8), mask=known)
 
 
+def best(agreed: Tensor, clear: Tensor, counted: Tensor, place: int) -> Tensor:
+    """() the `place`-th largest of what up to MANY workers agreed; nothing of who is not both `clear` and `counted`."""
+    found = agreed.new_empty(())
+    n = len(agreed)
+    given = (agreed, clear.view(torch.uint8), counted.view(torch.uint8), found, n, place)
+    _best[(1,)](*given, BLOCK=max(16, triton.next_power_of_2(n)), num_warps=4)
+    return found
+
+
+@triton.jit(do_not_specialize=["n", "place"])
+def _best(agreed, clear, counted, found, n, place, BLOCK: tl.constexpr):
+    row = tl.arange(0, BLOCK)
+    known = row < n
+    counts = (tl.load(clear + row, mask=known, other=0) != 0) & (tl.load(counted + row, mask=known, other=0) != 0)
+    agrees = tl.load(agreed + row, mask=counts, other=0.0)
+    ordered = tl.sort(tl.where(known, agrees, float("-inf")), descending=True)
+    tl.store(found, tl.max(tl.where(row == place - 1, ordered, float("-inf")), 0))
+
+
 class Limits(NamedTuple):
     """Constants of `probes`, `evidence`, `doubts` and `fortified`; speeds and sizes: (ways,) and (sizes,) on the
     device."""
