@@ -437,7 +437,7 @@ def test_what_the_best_agree(n, nobody) -> None:
     check_best("cuda", n, nobody)
 
 
-@pytest.mark.parametrize("n", [1, 2, 13, 20, 50, 100, 128])
+@pytest.mark.parametrize("n", [1, 2, 13, 20, 50, 128, 200, 512])
 @pytest.mark.parametrize("kind", SHARING)
 def test_what_is_shared(n, kind, exactly) -> None:
     for seed in range(8):

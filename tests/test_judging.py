@@ -216,13 +216,13 @@ def check_shared(device: str, n: int, kind: str, seed: int, limit: float = 0.3, 
     products = products_with(kind, n, seed)
     among = torch.ones(n, dtype=torch.bool) if everyone else some_of(n, seed, "among")
     trust = (3 * normal(n, seed=seed, name="trust")).round() if seed % 2 else torch.full((n,), -7.0)
-    ties = torch.randperm(n, generator=stream(seed, "ties"))
-    wanted = independence._shared(products, among, torch.tensor(limit), 1.1, trust, ties.argsort())
+    rank = torch.randperm(n, generator=stream(seed, "rank"))
+    wanted = independence._shared(products, among, torch.tensor(limit), 1.1, trust, rank)
     limits = judging.Sharing(
         independence.ALIKE, independence.STEP, independence.GROUP, independence.MOST_WORKERS, independence.TURNS
     )
     there = (each.to(device) for each in (products, among, torch.tensor(limit)))
-    copies, others = judging.shared(*there, 1.1, trust.to(device), ties.to(device), limits)
+    copies, others = judging.shared(*there, 1.1, trust.to(device), rank.to(device), limits)
     close(copies, wanted.copies, "copies")
     close(others, wanted.others, "others", 10.0)
 
@@ -364,10 +364,10 @@ def test_what_the_best_agree(n, nobody):
 SHARING = ["none", "copies", "chain", "equal", "zeros"]
 
 
-@pytest.mark.parametrize("n", [1, 2, 13, 20, 100, 128])
+@pytest.mark.parametrize("n", [1, 2, 13, 20, 100])
 @pytest.mark.parametrize("kind", SHARING)
 def test_what_is_shared(n, kind):
-    for seed in range(4):
+    for seed in range(4 if n < 100 else 2):
         check_shared("cpu", n, kind, seed)
         check_shared("cpu", n, kind, seed, limit=0.05, everyone=True)
 
@@ -435,15 +435,16 @@ def test_the_best_of_too_many_are_left_to_the_twin(monkeypatch):
     assert float(torch.Tensor(found)) == float(normal(17).sort().values[-2])
 
 
-def test_many_workers_are_compared_by_the_twin(monkeypatch):
-    from noisegate.kernels import judging
-
-    monkeypatch.setattr(judging, "MOST_COMPARED", 5)
+def test_many_workers_are_compared_in_groups(monkeypatch):
+    monkeypatch.setattr(independence, "GROUP", 5)
+    uploads, among, ties = normal(19, 30), torch.ones(19, dtype=torch.bool), torch.randperm(19)
+    uploads[ties[1]] = uploads[ties[0]]
+    given = (among, torch.tensor(0.1), 1.0, torch.zeros(19), ties)
+    wanted = independence.shared(uploads, *given)
+    assert wanted.copies.any()
     monkeypatch.setattr(kernels, "available", lambda: True)
-    monkeypatch.setattr(judging, "shared", None)
-    uploads, among, ties = normal(9, 30), torch.ones(9, dtype=torch.bool), torch.arange(9)
-    given = (among, torch.tensor(0.1), 1.0, torch.zeros(9), ties)
     there = [on_device(each) if isinstance(each, Tensor) else each for each in given]
     with Unasked():
         found = independence.shared(on_device(uploads), *there)
-    assert torch.equal(torch.Tensor(found.copies), independence.shared(uploads, *given).copies)
+    close(torch.Tensor(found.copies), wanted.copies, "copies")
+    close(torch.Tensor(found.others), wanted.others, "others", 10.0)
