@@ -30,7 +30,7 @@ STEP = 2.0
 """Less of a difference in the logarithm of trust is none."""
 
 FEW = 64
-"""Uploads of which all products are made at once: fewer are no faster in parts."""
+"""Uploads of which a CPU makes all products at once: fewer are no faster in parts. A GPU always does."""
 
 TURNS = 2
 """Times that conflicts are settled. Nearly always the first settles all; what is left then is left out."""
@@ -129,7 +129,7 @@ def _copies(products: Tensor, limit: Tensor, trust: Tensor, rank: Tensor) -> Ten
 def _products(uploads: Tensor) -> Tensor:
     """(n, n) the inner products. Of many uploads those of one half with the other are made once, not twice."""
     half = len(uploads) // 2
-    if half < FEW:
+    if half < FEW or uploads.is_cuda:
         return uploads @ uploads.T
     products = uploads.new_empty(len(uploads), len(uploads))
     torch.mm(uploads[:half], uploads[:half].T, out=products[:half, :half])
