@@ -17,7 +17,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from noisegate import Compute, Spec, SpecError, StoreError, reference, run
-from noisegate.aggregators import Fortified, evidence, fortified, independence
+from noisegate.aggregators import Fortified, evidence, fortified, independence, judged, probed
+from noisegate.aggregators.known import PROBES, Known
 from noisegate.aggregators.noise_tests import (
     count_every_value,
     count_where_in_doubt,
@@ -271,7 +272,7 @@ def test_who_does_not_count_stays_and_what_is_not_finite_is_far():
 
 
 def test_the_mean_likelihood_ratio_is_finite_whatever_the_evidence():
-    found = torch.zeros(4, 2 * fortified.PROBES, len(evidence.SIZES))
+    found = torch.zeros(4, 2 * PROBES, len(evidence.SIZES))
     found[1], found[2, 3, 1], found[3] = 1e30, 1e30, 3.4e38
     every = found[0].numel()
     wanted = [0.0, evidence.PLENTY, evidence.PLENTY - math.log(every), evidence.PLENTY]
@@ -280,7 +281,7 @@ def test_the_mean_likelihood_ratio_is_finite_whatever_the_evidence():
 
 def test_who_was_as_far_off_as_counts_is_refused_for_some_thirty_rounds():
     """If it lies at the bound from then on; further inside, for fewer."""
-    limit = math.log(2 * fortified.PROBES * len(evidence.SIZES) / 2.5e-4)
+    limit = math.log(2 * PROBES * len(evidence.SIZES) / 2.5e-4)
     one = torch.ones(1, dtype=torch.bool)
     found, rounds = evidence.gathered(None, torch.tensor([[1e9]]), one), 0
     while float(evidence.largest(found)) > limit:
@@ -946,7 +947,7 @@ def test_what_it_remembers_of_updates_and_uploads_by_loops():
     views, verdicts = played(World(), rounds)
     ways = np.zeros((3, D))
     past = np.zeros((N, D))
-    limit = math.log(2 * fortified.PROBES * len(evidence.SIZES) / 2.5e-4)
+    limit = math.log(2 * PROBES * len(evidence.SIZES) / 2.5e-4)
     for t in range(rounds):
         memory = verdicts[t].memory
         if t >= 1:  # the update before this one, and what was sent with it if it passed the first tests
@@ -991,7 +992,7 @@ def test_what_momentum_does_by_loops(length, s, largest):
     own = largest * length * functional.normalize(normal(AUXILIARY, D), dim=1)
     own[: AUXILIARY // 2] *= 0.5
     view = replace(World().view(), noise_std=s, largest=largest)
-    found = fortified.Lean.of(view, own)
+    found = probed.Lean.of(view, own)
     echo, noise = lean_by_loops(own.double().numpy(), s, largest)
     assert float(found.echo) == pytest.approx(echo, rel=1e-3, abs=1e-5)
     assert float(found.noise) == pytest.approx(noise, rel=1e-3, abs=1e-7)
@@ -1245,7 +1246,7 @@ def test_the_first_rounds_are_no_evidence_against_honest_workers(d, s, signal):
     for seed in range(3):
         reasons, against = first_rounds(d, s, signal, seed)
         assert not (reasons == Reason.EVIDENCE).any()
-        assert float((against > 7.0).float().mean()) < 2 * fortified.PROBES * len(evidence.SIZES) * math.exp(-7.0)
+        assert float((against > 7.0).float().mean()) < 2 * PROBES * len(evidence.SIZES) * math.exp(-7.0)
 
 
 def test_trust_by_a_loop():
@@ -1253,26 +1254,26 @@ def test_trust_by_a_loop():
     trust = torch.linspace(-7, 7, 15)
     agreement = 3 * torch.randn(15, generator=rng)
     for hoped, deviation in ((0.3, 0.2), (0.0, 0.2), (1.0, 0.1)):
-        found = fortified._trusted(trust, agreement, torch.tensor(hoped), torch.tensor(deviation**2))
+        found = judged._trusted(trust, agreement, torch.tensor(hoped), torch.tensor(deviation**2))
         for i in range(15):
             seen = min(float(agreement[i]), hoped + 2 * deviation)
             honest = stats.norm.logpdf(seen, hoped / 2, deviation)
             gained = honest - stats.norm.logpdf(seen, 0.0, deviation)
             assert float(found[i]) == pytest.approx(min(7.0, max(-7.0, float(trust[i]) + gained)), abs=1e-4)
-    assert torch.equal(fortified._trusted(trust, agreement, torch.tensor(0.0), torch.tensor(0.04)), trust)
+    assert torch.equal(judged._trusted(trust, agreement, torch.tensor(0.0), torch.tensor(0.04)), trust)
 
 
 def test_trust_is_earned_slowly_and_only_to_a_limit():
     """A hundred times as far along the server's gradient as an honest worker, it earns no more than a lucky one."""
     hoped, deviation = torch.tensor(0.3), torch.tensor(0.2)
-    at_best = fortified._trusted(torch.zeros(1), hoped + 2 * deviation, hoped, deviation.square())
-    absurd = fortified._trusted(torch.zeros(1), torch.tensor([30.0]), hoped, deviation.square())
+    at_best = judged._trusted(torch.zeros(1), hoped + 2 * deviation, hoped, deviation.square())
+    absurd = judged._trusted(torch.zeros(1), torch.tensor([30.0]), hoped, deviation.square())
     assert torch.equal(absurd, at_best)
-    assert float(at_best) < fortified.MOST_TRUST / 2
+    assert float(at_best) < judged.MOST_TRUST / 2
     _, verdicts = played(World(signal=0.9), 30)
     trust = torch.stack([verdict.memory["trust"] for verdict in verdicts])
-    assert float(trust.max()) == fortified.MOST_TRUST
-    assert (trust[-1] == fortified.MOST_TRUST).all()
+    assert float(trust.max()) == judged.MOST_TRUST
+    assert (trust[-1] == judged.MOST_TRUST).all()
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 10, 11, 50, 200])
@@ -1283,7 +1284,7 @@ def test_what_the_best_tenth_agrees_is_found_by_sorting(n, believed):
     known = SimpleNamespace(agreed=agreed, clear=clear, counted=counted)
     place = max(1, min(believed, -(-n // 10)))
     those = [float(agreed[i]) if clear[i] and counted[i] else 0.0 for i in range(n)]
-    assert float(fortified._best(known, believed)) == sorted(those, reverse=True)[place - 1]
+    assert float(judged._best(known, believed)) == sorted(those, reverse=True)[place - 1]
 
 
 class Promising(World):
@@ -1299,13 +1300,13 @@ class Promising(World):
 
 @pytest.mark.parametrize("promising", [False, True])
 def test_no_more_agreement_is_looked_for_than_the_best_workers_showed(promising, monkeypatch):
-    asked, usual = [], fortified._trusted
+    asked, usual = [], judged._trusted
 
     def spy(trust, agreement, hoped, variance):
         asked.append((agreement, float(hoped)))
         return usual(trust, agreement, hoped, variance)
 
-    monkeypatch.setattr(fortified, "_trusted", spy)
+    monkeypatch.setattr(judged, "_trusted", spy)
     views, verdicts = played(Promising(signal=0.0) if promising else World(signal=0.9), 80)
     agreed, below, heard = torch.zeros(N).double(), 0, torch.zeros(N, dtype=torch.bool)
     for t, (view, verdict, (agreement, looked_for)) in enumerate(zip(views, verdicts, asked, strict=True)):
@@ -1328,7 +1329,7 @@ def test_examples_that_promise_too_much_leave_honest_workers_their_weight(seed, 
     heaviest = {}
     for bounded in (True, False):
         if not bounded:  # as it would be if the server's examples were believed
-            monkeypatch.setattr(fortified, "_best", lambda known, believed: torch.tensor(torch.inf))
+            monkeypatch.setattr(judged, "_best", lambda known, believed: torch.tensor(torch.inf))
         world = Promising(seed=seed, signal=0.0)
         heaviest[bounded] = max(float(verdict.memory["heaviest"][0]) for verdict in played(world, 250)[1][100:])
     assert heaviest[True] < 0.25
@@ -1368,7 +1369,7 @@ def test_a_memory_of_another_version_is_refused():
 def test_trust_never_outweighs_a_test(kind):
     world = World()
     memory = dict(played(world, 5)[1][-1].memory)
-    memory["trust"] = torch.full((N,), fortified.MOST_TRUST)
+    memory["trust"] = torch.full((N,), judged.MOST_TRUST)
     uploads = world.uploads()
     if kind == "evidence":
         memory["evidence"] = memory["evidence"].clone()
@@ -1423,7 +1424,7 @@ def test_nothing_of_a_refused_upload_is_in_the_update_or_remembered(name):
         assert bad.update.isfinite().all()
         assert torch.equal(bad.update, plain.update)
         assert torch.equal(bad.reason[others], plain.reason[others])
-        assert set(bad.memory) == set(fortified.Known._fields)
+        assert set(bad.memory) == set(Known._fields)
         for key in bad.memory:
             assert torch.equal(bad.memory[key], plain.memory[key]), key
     assert not poison[0].kept[[1, 7]].any()

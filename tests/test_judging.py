@@ -17,9 +17,12 @@ from torch.nn import functional
 
 from devices import Unasked, on_device
 from noisegate import kernels
-from noisegate.aggregators import Fortified, doubts, fortified, independence
+from noisegate.aggregators import Fortified, doubts, fortified, independence, judged
 from noisegate.aggregators.evidence import SIZES
-from noisegate.aggregators.fortified import PROBES, SPEEDS, Judged, Known, Probed, Weighed
+from noisegate.aggregators.fortified import Weighed
+from noisegate.aggregators.judged import Judged
+from noisegate.aggregators.known import PROBES, SPEEDS, TINY, Known
+from noisegate.aggregators.probed import Probed
 from noisegate.streams import stream
 from noisegate.views import ServerView, receive
 
@@ -193,7 +196,7 @@ def check_best(device: str, n: int, nobody: bool = False) -> None:
     known = SimpleNamespace(agreed=agreed, clear=clear, counted=counted)
     for place in {1, min(3, -(-n // 10)), -(-n // 10)}:
         found = judging.best(*(each.to(device) for each in (agreed, clear, counted)), place)
-        close(found, fortified._best(known, place), "best")
+        close(found, judged._best(known, place), "best")
 
 
 def products_with(kind: str, n: int, seed: int) -> Tensor:
@@ -269,7 +272,7 @@ def check_weighed(device: str, n: int, kind: str) -> None:
     prior = view.believed_honest / (n + 1)
     there = [to(device, each) for each in (score, doubt, others, passed)]
     reasons = fortified._reasons(torch.device(device))
-    last = (math.log(prior / (1 - prior)), fortified.LEAST_WEIGHT, fortified.TINY)
+    last = (math.log(prior / (1 - prior)), fortified.LEAST_WEIGHT, TINY)
     tests = [each.to(device) for each in (*stages, copies)]
     found = judging.weighed(*there, tests, known.heaviest.to(device), reasons, *last)
     for what, here, other in zip(Weighed._fields, found, wanted, strict=True):
@@ -431,7 +434,7 @@ def test_the_best_of_too_many_are_left_to_the_twin(monkeypatch):
     everyone = torch.ones(17, dtype=torch.bool)
     known = SimpleNamespace(agreed=on_device(normal(17)), clear=on_device(everyone), counted=on_device(everyone))
     with Unasked():
-        found = fortified._best(known, 2)
+        found = judged._best(known, 2)
     assert float(torch.Tensor(found)) == float(normal(17).sort().values[-2])
 
 

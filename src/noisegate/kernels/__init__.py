@@ -5,7 +5,7 @@
 `convolution`  per-example gradients of convolutions (twin: `workers.layers`)
 `rows`         rows that are changed or left alone (twins: `masked_fill_`, `torch.where`)
 `counting`     the counts of the KS test (twin: `aggregators.noise_tests`)
-`probing`      where uploads lie along the probes of the rule `fortified` (twin: `aggregators.fortified.Probed`)
+`probing`      where uploads lie along the probes of the rule `fortified` (twin: `aggregators.probed`)
 `judging`      what the rule `fortified` makes of that (twins: `aggregators.fortified` and what it calls)
 
 They exist because a round of a small model is a chain of some 200 tiny kernels, each of which costs more to start than

@@ -1,4 +1,4 @@
-"""Where uploads lie along the probes of the rule `fortified`, in five launches (twin: `aggregators.fortified.Probed`).
+"""Where uploads lie along the probes of the rule `fortified`, in five launches (twin: `aggregators.probed`).
 
 One kernel reads the server's examples and the common directions, one everything there is of a worker (its upload, the
 last one, its past) along with the directions, one the pasts again. Each program sums what it reads, and writes the sum.
