@@ -127,7 +127,7 @@ def _copies(products: Tensor, limit: Tensor, trust: Tensor, rank: Tensor) -> Ten
 
 
 def _products(uploads: Tensor) -> Tensor:
-    """(n, n) the inner products. Of many uploads those of one half with the other are made once, not twice."""
+    """(n, n) the inner products. On a CPU those of one half of many uploads with the other are made once, not twice."""
     half = len(uploads) // 2
     if half < FEW or uploads.is_cuda:
         return uploads @ uploads.T

@@ -1,6 +1,6 @@
 """What the rule `fortified` makes of where uploads lie (twins: `aggregators.fortified` and what it calls).
 
-A program judges one worker, or all of them where they have to be compared. `probing` says where they lie.
+A program judges one worker, or all of them for what is the largest or the sum. `probing` says where they lie.
 
 Nothing is added atomically, so a rerun gives the same bytes. Nothing waits for the device and no shape depends on a
 value: fit for a CUDA graph. All tensors are contiguous, float32 unless stated, and on one device. Rows come in the
@@ -76,7 +76,7 @@ def _best(agreed, clear, counted, found, n, place, BLOCK: tl.constexpr):
 
 
 class Limits(NamedTuple):
-    """Constants of `probes`, `evidence`, `doubts` and `fortified`; speeds and sizes: (ways,) and (sizes,) on the
+    """Constants of `probes`, `evidence`, `doubts`, `known` and `judged`; speeds and sizes: (ways,) and (sizes,) on the
     device."""
 
     speeds: Tensor

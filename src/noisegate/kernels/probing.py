@@ -45,7 +45,7 @@ class Round(NamedTuple):
 
 
 class Scales(NamedTuple):
-    """Numbers that what is read is measured by; see `fortified.Probed` and what makes it."""
+    """Numbers that what is read is measured by; see `probed.Probed` and what makes it."""
 
     strata: int
     batch: int
