@@ -440,7 +440,8 @@ def test_the_best_of_too_many_are_left_to_the_twin(monkeypatch):
 
 def test_many_workers_are_compared_in_groups(monkeypatch):
     monkeypatch.setattr(independence, "GROUP", 5)
-    uploads, among, ties = normal(19, 30), torch.ones(19, dtype=torch.bool), torch.randperm(19, generator=stream(0, "ties"))
+    uploads, among = normal(19, 30), torch.ones(19, dtype=torch.bool)
+    ties = torch.randperm(19, generator=stream(0, "ties"))
     uploads[ties[1]] = uploads[ties[0]]
     given = (among, torch.tensor(0.1), 1.0, torch.zeros(19), ties)
     wanted = independence.shared(uploads, *given)
