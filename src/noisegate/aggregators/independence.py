@@ -29,8 +29,8 @@ ALIKE = 0.5
 STEP = 2.0
 """Less of a difference in the logarithm of trust is none."""
 
-FEW = 64
-"""Uploads of which a CPU makes all products at once: fewer are no faster in parts. A GPU always does."""
+ROWS = 64
+"""Uploads whose products with those before them a CPU makes at once: the rest of the matrix is the same once more."""
 
 TURNS = 2
 """Times that conflicts are settled. Nearly always the first settles all; what is left then is left out."""
@@ -127,12 +127,12 @@ def _copies(products: Tensor, limit: Tensor, trust: Tensor, rank: Tensor) -> Ten
 
 
 def _products(uploads: Tensor) -> Tensor:
-    """(n, n) the inner products. On a CPU those of one half of many uploads with the other are made once, not twice."""
-    half = len(uploads) // 2
-    if half < FEW or uploads.is_cuda:
+    """(n, n) the inner products. A GPU makes all of them, a CPU half."""
+    if uploads.is_cuda:
         return uploads @ uploads.T
     products = uploads.new_empty(len(uploads), len(uploads))
-    torch.mm(uploads[:half], uploads[:half].T, out=products[:half, :half])
-    torch.mm(uploads[half:], uploads.T, out=products[half:])
-    products[:half, half:] = products[half:, :half].T
+    for first in range(0, len(uploads), ROWS):
+        here, known = slice(first, first + ROWS), slice(first + ROWS)
+        torch.mm(uploads[here], uploads[known].T, out=products[here, known])
+        products[:first, here] = products[here, :first].T
     return products
