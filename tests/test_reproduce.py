@@ -381,6 +381,9 @@ def test_cells_that_were_not_run_stand_folded_below_the_others():
     experiment = replace(load("reference"), cells=tuple(cells))
     some = [*recorded(cells[2], 0.8, 0.8, 0.8).items()][:2]
     found = outcomes(experiment, recorded(cells[0], 0.86, 0.87, 0.88) | dict(some))
+    summary = page([experiment], {"reference": found}, [], {})
+    assert "| table | cells | within | missing |" in summary
+    assert "(`reference`) | 3 | 1 | 2 |" in summary
     shown, folded = markdown(experiment, found).split("<details>")
     assert "| usps | 2 | no | 0.87 |" in shown
     assert "missing: 2 of 3 seeds" in shown

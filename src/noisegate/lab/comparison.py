@@ -1,11 +1,12 @@
 """Tables of our runs beside the paper's: as rows, as Markdown, as a page of the documentation."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from noisegate.lab import estimate
 from noisegate.lab.claims import Claim
-from noisegate.lab.outcomes import Outcome, Record, needed, tolerance
+from noisegate.lab.outcomes import Outcome, Record, Verdict, needed, tolerance
 from noisegate.lab.paper import Experiment, label
 
 
@@ -98,6 +99,17 @@ def _inline(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def summary_markdown(chosen: Sequence[Experiment], found: Mapping[str, Sequence[Outcome]]) -> str:
+    """How many cells of each table have which verdict."""
+    counts = {one.name: Counter(outcome.verdict for outcome in found[one.name]) for one in chosen}
+    every = [verdict for verdict in get_args(Verdict) if any(verdict in count for count in counts.values())]
+    lines = ["## In short", "", f"| table | cells | {' | '.join(every)} |", "| --- |" + " ---: |" * (1 + len(every))]
+    for one in chosen:
+        numbers = [counts[one.name].total(), *(counts[one.name][verdict] for verdict in every)]
+        lines.append(f"| {one.title} (`{one.name}`) | {' | '.join(map(str, numbers))} |")
+    return "\n".join(lines) + "\n"
+
+
 def claims_markdown(found: Sequence[Claim]) -> str:
     """The seven claims."""
     lines = ["## The seven claims", "", "| | claim | verdict | why |", "| --- | --- | --- | --- |"]
@@ -139,6 +151,7 @@ def page(
     devices = sorted({f"{record.device} ({record.versions})" for record in used})
     head = HEAD.format(source=f", from the runs of `{source}` (`--from`)" if source else "")
     parts = [head, f"Runs: {len(used)}. Made on: {'; '.join(devices) or 'nothing yet'}.\n"]
+    parts.append(summary_markdown(chosen, found))
     if verdicts:
         parts.append(claims_markdown(verdicts))
     for one in chosen:
