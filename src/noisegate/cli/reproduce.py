@@ -1,6 +1,7 @@
 """`noisegate reproduce`: the paper's experiments, beside what it prints and what its authors logged."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -246,10 +247,11 @@ def _show(
         print()
     for claim in verdicts:
         print(f"claim {claim.number}: {claim.verdict}. {claim.text} ({claim.why})")
-    print("every cell is within its tolerance, or departs from it for a known reason" if fine else UNFINE)
-
-
-UNFINE = "some cells are outside their tolerance, missing or failed"
+    if fine:
+        print("every cell is within its tolerance, or departs from it for a known reason")
+        return
+    count = Counter(outcome.verdict for some in found.values() for outcome in some if not passed([outcome]))
+    print(f"not every cell is within its tolerance: {', '.join(f'{count[verdict]} {verdict}' for verdict in count)}")
 
 
 def _told(

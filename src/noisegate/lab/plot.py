@@ -6,22 +6,26 @@ from noisegate.lab.redteam import BEHAVED, Findings, Trial
 
 WITHOUT = "without an attack"
 
+SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
+"""As many as have no divisor in common with the number of colors, so that both repeat only together."""
+
 
 def plot(found: Findings) -> str:
     """HTML. A line for each attack, through its worst case at each share at which it was tried; what there is without.
 
     The reference is a line across.
     """
-    from plotly import graph_objects, io  # here, since only a plot needs it
+    from plotly import colors, graph_objects, io  # here, since only a plot needs it
 
     figure = graph_objects.Figure()
-    for name, trials in _lines(found).items():
+    for number, (name, trials) in enumerate(_lines(found).items()):
         figure.add_scatter(
             x=[trial.spec.byzantine for trial in trials],
             y=[trial.accuracy for trial in trials],
             text=[describe(trial) for trial in trials],
             name=name,
             mode="lines+markers",
+            marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 8},
             hovertemplate="%{text}<br>share %{x:.0%}, accuracy %{y:.3f}<extra></extra>",
         )
     clean = found.yardsticks.reference.accuracy
@@ -30,6 +34,7 @@ def plot(found: Findings) -> str:
     figure.update_layout(
         title=f"Worst case found: {part(settings['aggregator'])} on {settings['dataset']}, seed {found.spec.seed}",
         template="plotly_white",
+        colorway=colors.qualitative.Dark24,
         xaxis={"title": "Byzantine share of all workers", "tickformat": ".0%", "range": [0, 1]},
         yaxis={"title": "accuracy at the last round", "range": [0, 1]},
         legend={"title": "attack"},
