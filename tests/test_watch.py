@@ -129,11 +129,28 @@ def test_a_sweep(cli, tmp_path):
     out.mkdir()
     (out / "failed.json").write_text(json.dumps({"status": "failed", "message": "it broke"}))
     said = cli("watch", tmp_path / "sweep", "--once").out
-    assert "Nobody is at work" in said
+    assert "`noisegate sweep` goes on." in said
     assert "1 failed: it broke" in said
+    folder.run_path(specs[1]).mkdir()
+    (folder.run_path(specs[1]) / "checkpoint.pt").touch()
+    assert "goes on, 1 of the missing runs where they stopped." in " ".join(
+        cli("watch", tmp_path / "sweep", "--once").out.split()
+    )
+    (folder.run_path(specs[1]) / "checkpoint.pt").unlink()
     sweep(specs, tmp_path / "sweep", compute=ONE, jobs=1)
     answer = cli("watch", tmp_path / "sweep")
     assert (answer.status, answer.out) == (0, "3 of 3 runs ended: 3 done\n")
+
+
+def test_the_time_left_grows_less_between_two_runs(monkeypatch):
+    """Two of four ended in the first ten seconds."""
+    seen = watch._Sweep.__new__(watch._Sweep)
+    seen.over, seen.began, seen.last_end, seen.done_then = False, 0.0, 10.0, 0
+    said = []
+    for now in (10.0, 12.0, 17.0, 21.0):
+        monkeypatch.setattr(watch.time, "monotonic", lambda now=now: now)
+        said.append(seen._left([None] * 4, 2))
+    assert said == [", about 10 s left", ", about 8 s left", ", about 3 s left", ""]
 
 
 def test_what_is_no_job_is_an_error(cli, tmp_path):

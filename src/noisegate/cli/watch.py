@@ -140,7 +140,8 @@ class _Sweep:
         flat = [flatten(spec) for spec in self.specs]
         keys = dict.fromkeys(key for settings in flat for key in settings)
         self.keys = [key for key in keys if len({repr(settings.get(key)) for settings in flat}) > 1]
-        self.began, self.done_then = time.monotonic(), -1
+        self.began = self.last_end = time.monotonic()
+        self.done_then = self.done_last = -1
 
     def look(self, console: Console) -> RenderableType:
         cells = [self._cell(spec) for spec in self.specs]
@@ -148,6 +149,8 @@ class _Sweep:
         self.over = all(cell.ended for cell in cells)
         ended = sum(cell.ended for cell in cells)
         self.done_then = ended if self.done_then < 0 else self.done_then
+        if ended != self.done_last:
+            self.done_last, self.last_end = ended, time.monotonic()
         told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
         self.line = f"{ended} of {len(cells)} runs ended: {told}{self._left(cells, ended)}"
         bar = Table.grid(padding=(0, 1))
@@ -168,8 +171,15 @@ class _Sweep:
         if len(why) > MOST_MESSAGES:
             pieces.append(Text(f"and {len(why) - MOST_MESSAGES} more messages", style="dim"))
         if not self.over and not counts["running"]:
-            pieces.append(Text("Nobody is at work on it now; the same `noisegate sweep` goes on.", style="yellow"))
+            stopped = sum(self._stopped(cell) for cell in cells)
+            where = f", {stopped} of the missing runs where they stopped" if stopped else ""
+            told = f"Nobody is at work on it now; the same `noisegate sweep` goes on{where}."
+            pieces.append(Text(told, style="yellow"))
         return Group(*pieces)
+
+    def _stopped(self, cell: Cell) -> bool:
+        """Whether it was interrupted."""
+        return cell.status == "missing" and (self.folder.run_path(cell.spec) / "checkpoint.pt").exists()
 
     def _cell(self, spec: Spec) -> Cell:
         """How a run stands; what is done stays done."""
@@ -182,11 +192,13 @@ class _Sweep:
         return self.ended[name]
 
     def _left(self, cells: Sequence[Cell], ended: int) -> str:
-        """The time left, from what ended since the watch began."""
+        """The time left, from what ended since the watch began; nothing if it is over and runs are not."""
         since = ended - self.done_then
         if since <= 0 or self.over:
             return ""
-        return f", about {span((time.monotonic() - self.began) / since * (len(cells) - ended))} left"
+        whole = (self.last_end - self.began) / since * (len(cells) - ended)
+        left = whole - (time.monotonic() - self.last_end)
+        return f", about {span(left)} left" if left > 0 else ""
 
     def _row(self, cell: Cell, console: Console) -> list[Text]:
         flat = flatten(cell.spec)
