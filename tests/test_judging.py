@@ -214,18 +214,18 @@ def products_with(kind: str, n: int, seed: int) -> Tensor:
 
 
 def check_shared(device: str, n: int, kind: str, seed: int, limit: float = 0.3, everyone: bool = False) -> None:
-    from noisegate.kernels import judging
+    from noisegate.kernels import sharing
 
     products = products_with(kind, n, seed)
     among = torch.ones(n, dtype=torch.bool) if everyone else some_of(n, seed, "among")
     trust = (3 * normal(n, seed=seed, name="trust")).round() if seed % 2 else torch.full((n,), -7.0)
     rank = torch.randperm(n, generator=stream(seed, "rank"))
     wanted = independence._shared(products, among, torch.tensor(limit), 1.1, trust, rank)
-    limits = judging.Sharing(
+    limits = sharing.Sharing(
         independence.ALIKE, independence.STEP, independence.GROUP, independence.MOST_WORKERS, independence.TURNS
     )
     there = (each.to(device) for each in (products, among, torch.tensor(limit)))
-    copies, others = judging.shared(*there, 1.1, trust.to(device), rank.to(device), limits)
+    copies, others = sharing.shared(*there, 1.1, trust.to(device), rank.to(device), limits)
     close(copies, wanted.copies, "copies")
     close(others, wanted.others, "others", 10.0)
 
@@ -400,7 +400,7 @@ def by_kernels(rule: Fortified, view: ServerView, memory: dict) -> object:
 
 
 def test_a_round_by_kernels_is_a_round(monkeypatch):
-    from noisegate.kernels import judging, probing
+    from noisegate.kernels import judging, probing, sharing
 
     used = []
 
@@ -413,7 +413,7 @@ def test_a_round_by_kernels_is_a_round(monkeypatch):
 
     every = ["alone", "probed", "best", "judged", "shared", "doubts", "weighed"]
     for name in every:
-        module = probing if name == "probed" else judging
+        module = {"probed": probing, "shared": sharing}.get(name, judging)
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
 
     def there(rule, view, memory):

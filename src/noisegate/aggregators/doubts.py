@@ -53,7 +53,7 @@ def doubts(off: Tensor, error: Tensor, spread: Tensor, noise: Tensor, passed: Te
     off: (n, K) how far they lay off on average. error, noise: (K,) variances e^2 and v^2. spread: (K,) of the examples.
     passed: (n,) whose positions count. ties: (n,) a random order.
     """
-    if off.is_cuda and kernels.available() and off.dtype == torch.float32:
+    if kernels.fused(off):
         from noisegate.kernels import judging
 
         given = (each.contiguous() for each in (off, error, spread, noise, passed, ties))

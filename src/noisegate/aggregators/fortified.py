@@ -8,12 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from noisegate import checks
+from noisegate import checks, kernels
 from noisegate.aggregators.doubts import SPEED, doubts
 from noisegate.aggregators.evidence import SIZES
 from noisegate.aggregators.independence import GROUP, largest_product, shared
 from noisegate.aggregators.judged import AGREED_SPEED, Judged
-from noisegate.aggregators.known import COMMON, PROBES, TINY, Known, fused, speeds
+from noisegate.aggregators.known import COMMON, PROBES, TINY, Known, speeds
 from noisegate.aggregators.noise_tests import honest_lengths, ks_rejects, room_for_signal
 from noisegate.aggregators.probed import Probed
 from noisegate.errors import SpecError
@@ -148,7 +148,7 @@ class Alone(NamedTuple):
         if view.noise_std:
             room = room_for_signal(view.uploads.shape[1], view.noise_std, view.largest)
             rejected = ks_rejects(view.uploads, view.noise_std, chance, view.memory, room)
-        if fused(view.norms):
+        if kernels.fused(view.norms):
             from noisegate.kernels import judging
 
             return cls(*judging.alone(view.norms, view.present, rejected, low, high))
@@ -180,7 +180,7 @@ class Weighed(NamedTuple):
         """stages: (n,) each, as in STAGES, but the last; and who is a copy instead of who is not."""
         prior = view.believed_honest / (len(score) + 1)
         prior = math.log(prior / (1 - prior))
-        if fused(score):
+        if kernels.fused(score):
             from noisegate.kernels import judging
 
             reasons = _reasons(score.device)

@@ -90,11 +90,11 @@ def shared(uploads: Tensor, among: Tensor, limit: Tensor, longest: float, trust:
 
 def _shared(products: Tensor, among: Tensor, limit: Tensor, longest: float, trust: Tensor, rank: Tensor) -> Shared:
     """`shared` within one group, from its inner products."""
-    if products.is_cuda and kernels.available() and products.dtype == torch.float32:
-        from noisegate.kernels import judging
+    if kernels.fused(products):
+        from noisegate.kernels import sharing
 
-        limits = judging.Sharing(ALIKE, STEP, GROUP, MOST_WORKERS, TURNS)
-        return Shared(*judging.shared(products, among, limit, longest, trust, rank, limits))
+        limits = sharing.Sharing(ALIKE, STEP, GROUP, MOST_WORKERS, TURNS)
+        return Shared(*sharing.shared(products, among, limit, longest, trust, rank, limits))
     products = torch.where(among[:, None] & among, products, 0.0).fill_diagonal_(0.0)
     copies = _copies(products, limit.clamp(min=ALIKE * longest**2), trust, rank)
     repeated = (products > limit) & ~(copies[:, None] | copies)

@@ -5,10 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from noisegate import kernels
 from noisegate.aggregators import probes
 from noisegate.aggregators.doubts import SPEED
 from noisegate.aggregators.evidence import FARTHEST, PLENTY, gathered, largest, sizes_on, together
-from noisegate.aggregators.known import COMMON, OWN_SPEED, SPEEDS, TINY, Known, fused, speeds
+from noisegate.aggregators.known import COMMON, OWN_SPEED, SPEEDS, TINY, Known, speeds
 from noisegate.aggregators.probed import Probed
 from noisegate.aggregators.probes import Expected, Seen, along_gradient, along_history
 from noisegate.views import ServerView
@@ -49,7 +50,7 @@ class Judged(NamedTuple):
     @classmethod
     def of(cls, view: ServerView, known: Known, probed: Probed, counts: Tensor, count: int, most: float) -> "Judged":
         """counts: (n,) whose upload says anything. count: the server's examples. most: evidence that is allowed."""
-        if fused(probed.found):
+        if kernels.fused(probed.found):
             return cls._by_kernels(view, known, probed, counts, count, most)
         found, seen = probed.found, probed.seen
         expected, variance = _expected(view, known, probed, count)
@@ -117,7 +118,7 @@ def _best(known: Known, believed_honest: int) -> Tensor:
     """
     n = len(known.agreed)
     place = max(1, min(believed_honest, -(-n // BEST)))
-    if fused(known.agreed):
+    if kernels.fused(known.agreed):
         from noisegate.kernels import judging
 
         if n <= judging.MANY:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from noisegate import kernels
 from noisegate.aggregators.evidence import SIZES
 from noisegate.errors import StoreError
 from noisegate.views import Memory, ServerView
@@ -78,11 +77,6 @@ class Known(NamedTuple):
             counted=nobody,
             clear=nobody,
         )
-
-
-def fused(like: Tensor) -> bool:
-    """Whether kernels of our own do the rest: a device takes longer to start a small operation than to do it."""
-    return like.is_cuda and kernels.available() and like.dtype == torch.float32
 
 
 def speeds(like: Tensor) -> Tensor:

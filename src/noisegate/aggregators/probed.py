@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from noisegate import kernels
 from noisegate.aggregators import probes
 from noisegate.aggregators.doubts import error_of_mean
-from noisegate.aggregators.known import COMMON, OWN_SPEED, TINY, Known, fused
+from noisegate.aggregators.known import COMMON, OWN_SPEED, TINY, Known
 from noisegate.aggregators.probes import Seen, hoped_agreement
 from noisegate.views import ServerView
 
@@ -126,7 +127,7 @@ class Probed(NamedTuple):
     @classmethod
     def of(cls, view: ServerView, own: Tensor, known: Known, unit: float) -> "Probed":
         """own: (A, d) what the server's examples would add. unit: that a past is measured in."""
-        if fused(own) and (at_once := cls._by_kernels(view, own, known, unit)):
+        if kernels.fused(own) and (at_once := cls._by_kernels(view, own, known, unit)):
             return at_once
         lean = Lean.of(view, own)
         # All directions at once: to read the uploads is what takes time.

@@ -7,6 +7,7 @@
 `counting`     the counts of the KS test (twin: `aggregators.noise_tests`)
 `probing`      where uploads lie along the probes of the rule `fortified` (twin: `aggregators.probed`)
 `judging`      what the rule `fortified` makes of that (twins: `aggregators.fortified` and what it calls)
+`sharing`      which uploads depend on one another (twin: `aggregators.independence`)
 
 They exist because a round of a small model is a chain of some 200 tiny kernels, each of which costs more to start than
 to run, and because unfolding the inputs of a convolution moves many times more memory than the gradients need.
@@ -16,6 +17,7 @@ import functools
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
 
 
 @functools.cache
@@ -24,3 +26,8 @@ def available() -> bool:
     if find_spec("triton") is None or not torch.cuda.is_available() or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability() >= (8, 0)
+
+
+def fused(like: Tensor) -> bool:
+    """Whether they do the work of small operations on tensors like this, each of which takes longer to start."""
+    return like.is_cuda and available() and like.dtype == torch.float32
