@@ -134,9 +134,8 @@ def test_noise_that_overspends_is_refused(toy):
 
 def test_noise_without_a_budget_is_priced(toy):
     setup = prepare(Spec(workers=4, **NOISE), CPU, toy())
-    sizes = setup.federation.sizes[setup.federation.honest_rows].tolist()
-    priced = [epsilon(4.0, examples=size, rounds=5, sampling=Poisson(8), accountant="rdp") for size in sizes]
-    assert setup.privacy.epsilon == max(priced)
+    asked = {"rounds": 5, "sampling": Poisson(8), "delta": setup.privacy.delta, "accountant": "rdp"}
+    assert setup.privacy.epsilon == epsilon(4.0, examples=setup.federation.declared, **asked)
 
 
 def test_a_batch_larger_than_a_worker_is_refused(toy):

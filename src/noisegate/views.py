@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 from noisegate.room import Room
 from noisegate.vectors import clear_rows
@@ -226,7 +227,7 @@ class Worker(Protocol):
     def weights(self, norms: Tensor) -> Tensor:
         """The factor of a mixed gradient of each (positive, finite) length."""
 
-    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
+    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
         """Make of (n, d) means with their noise what leaves the workers, in place. last: (n, d) what left them last.
 
         Whatever `mechanism` does not do before the sums are handed over must be done here.

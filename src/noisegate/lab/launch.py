@@ -58,6 +58,14 @@ class Result:
     byzantine_selected: float
     accountant: str
     worker_epsilons: list[float]
+    relation: str
+    declared: int
+    sampling_rate: float
+    epsilon_at_1e_5: float | None
+    mu: float | None
+    copies: int
+    epsilon_with_copies: float | None
+    secret: bool
     spec: dict[str, Any]
     seconds: float
     ms_per_round: float
@@ -77,10 +85,12 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     watch: Watch | None = None,
+    label: str | None = None,
 ) -> Result:
     """Run `spec` and give its result; with `out`, leave a run folder that can be resumed.
 
-    dataset, model, loss: your own, instead of those the spec names. watch: called after every round.
+    dataset, model, loss: your own, instead of those the spec names. watch: called after every round. label: stands for
+    the code of model and loss where it cannot be read: runs with other code need another one, or they share noise.
     """
     spec, compute = spec or Spec(), compute or Compute()
     folder = RunFolder(Path(out)) if out is not None else None
@@ -92,7 +102,7 @@ def run(
         if resume and (found := folder.result()) is not None:
             return stored(found, folder)
     with compute.exact():
-        setup = prepare(spec, compute, dataset, model, loss)
+        setup = prepare(spec, compute, dataset, model, loss, label=label)
         progress = start(setup.federation)
         with compute.threads_for(floats=progress.state.uploads.numel()):
             if folder:
@@ -279,6 +289,14 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         byzantine_selected=selected,
         accountant=promise.accountant,
         worker_epsilons=list(promise.worker_epsilons),
+        relation=promise.relation,
+        declared=promise.declared,
+        sampling_rate=promise.sampling_rate,
+        epsilon_at_1e_5=promise.epsilon_at_1e_5,
+        mu=promise.mu,
+        copies=promise.copies,
+        epsilon_with_copies=promise.epsilon_with_copies,
+        secret=spec.secret,
         spec=spec.canonical(),
         seconds=progress.seconds,
         ms_per_round=1e3 * progress.seconds / federation.rounds,

@@ -1,7 +1,7 @@
 """From a spec to a federation: data dealt out, noise calibrated, everyone in place."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -11,7 +11,9 @@ from noisegate import data, privacy
 from noisegate.aggregators import AGGREGATORS, Robust
 from noisegate.compute import Compute
 from noisegate.data import Dataset
+from noisegate.entropy import Secret
 from noisegate.errors import DataError, PrivacyError, SpecError
+from noisegate.lab.identity import digest_data, digest_run
 from noisegate.lab.spec import Spec
 from noisegate.models import build_model, check_module
 from noisegate.sampling import SAMPLINGS, Sampling
@@ -47,7 +49,9 @@ STATED = "stated"
 class Privacy:
     """The noise of a run and what it promises: epsilon is the largest of `worker_epsilons`, the honest workers' own.
 
-    Without noise nothing is promised: epsilon is None.
+    Without noise nothing is promised: epsilon is None. relation: what neighbors differ in. declared, sampling_rate: the
+    public number of examples and the chance of each to be in a batch. epsilon_at_1e_5, mu: other forms of the promise.
+    copies: how many workers that keep the promise may hold the same example; epsilon_with_copies: what it costs then.
     """
 
     sigma: float
@@ -56,6 +60,13 @@ class Privacy:
     delta: float
     accountant: str
     worker_epsilons: tuple[float, ...]
+    relation: str
+    declared: int
+    sampling_rate: float
+    epsilon_at_1e_5: float | None = None
+    mu: float | None = None
+    copies: int = 1
+    epsilon_with_copies: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,6 +87,7 @@ class SharedData:
 
     def __init__(self) -> None:
         self._read: dict[tuple[str, int], Dataset] = {}
+        self._digests: dict[int, tuple[Dataset, str]] = {}
         self._moved: dict[tuple[int, torch.device], tuple[Dataset, tuple[Tensor, ...]]] = {}
 
     def load(self, spec: Spec) -> Dataset:
@@ -93,6 +105,12 @@ class SharedData:
             self._read[name, 0] = data.load(name, stream(0, "test-split"))
         return self._read[name, 0]
 
+    def digest(self, dataset: Dataset) -> str:
+        """`digest_data` of it."""
+        if id(dataset) not in self._digests:
+            self._digests[id(dataset)] = dataset, digest_data(dataset)
+        return self._digests[id(dataset)][1]
+
     def on(self, device: torch.device, dataset: Dataset) -> tuple[Tensor, ...]:
         """(x, y, x_test, y_test) there."""
         key = id(dataset), device  # the entry keeps the data set, so that its id stays its own
@@ -109,8 +127,11 @@ def prepare(
     module: nn.Module | None = None,
     loss: Loss = cross_entropy,
     shared: "SharedData | None" = None,
+    label: str | None = None,
 ) -> Setup:
     """Everything a run needs. `dataset` and `module` take the place of the spec's names.
+
+    label: stands for the code of module and loss, where it cannot be read (`noisegate.lab.identity`).
 
     shared: data that other runs brought to the device, and a place for those that this one brings.
     """
@@ -143,14 +164,14 @@ def prepare(
     pool = pool if source is dataset else torch.arange(len(dataset.y))
     parts, lying = _deal(spec, pool, dataset.y[pool], honest, byzantine)
     sizes = [len(part) for part, lies in zip(parts, lying.tolist(), strict=True) if not lies]
-    if min(sizes) < spec.batch:
+    declared = spec.declared or round(sum(sizes) / honest)
+    sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
+    if (fewest := min(sampling.priced(sizes, declared))) < spec.batch:
         raise DataError(
-            f"batch = {spec.batch}: the smallest of {honest} workers has only {min(sizes)} examples; "
-            "lower batch or workers"
+            f"batch = {spec.batch}: the smallest of {honest} workers has only {fewest} examples; lower batch or workers"
         )
     epochs = defaults.epochs if defaults else DEFAULT_EPOCHS
     rounds = spec.rounds or math.ceil(epochs * math.ceil(len(pool) / honest) / spec.batch)
-    sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
 
     if module is None:
         name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
@@ -159,7 +180,10 @@ def prepare(
         name = type(module).__name__
         check_module(module)
     model = FlatModel(module, loss, device)
-    promise = _promise(spec, sizes, rounds, sampling, _signs(worker, model.d))
+    promise = _promise(spec, sizes, declared, rounds, sampling, _signs(worker, model.d))
+    promise = _with_copies(spec, promise, _copies(spec, parts, lying), rounds, sampling, _signs(worker, model.d))
+    examples = shared.digest(dataset), shared.digest(source)
+    made_of = digest_run(examples, module, loss, (attack, rule, worker), label)
     x, y, x_test, y_test = shared.on(device, dataset)
     surrogate = _surrogate(spec, parts, lying, dataset).to(device)
     known = _held_by_liars(spec, parts, lying, "known")[:MOST_KNOWN].to(device)
@@ -190,7 +214,9 @@ def prepare(
         believed_honest=believed,
         rounds=rounds,
         seed=spec.seed,
-        name=spec.name(),
+        declared=declared,
+        name=f"{spec.name()}/{made_of}",
+        secret=Secret(device) if spec.secret else None,
         memory=memory,
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
@@ -265,37 +291,69 @@ def _signs(worker: Worker, d: int) -> int:
     return d if worker.mechanism == "signs" else 0
 
 
-def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling, signs: int) -> Privacy:
+def _promise(spec: Spec, sizes: list[int], declared: int, rounds: int, sampling: Sampling, signs: int) -> Privacy:
     """Calibrate, or check the noise that was given. Never less noise than the budget needs, never a guess."""
-    asked = {
-        "rounds": rounds,
-        "sampling": sampling,
-        "delta": spec.delta,
-        "accountant": spec.accountant,
-        "signs": signs,
-    }
-    delta = spec.delta or privacy.default_delta(min(sizes))
+    priced = sampling.priced(sizes, declared)
+    delta = _delta(spec, max(priced))
+    asked = {"rounds": rounds, "sampling": sampling, "delta": delta, "accountant": spec.accountant, "signs": signs}
+    public = sampling.relation, declared, sampling.rate(declared)
     if spec.sigma == 0:
         if signs:
             raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")
-        return Privacy(0.0, spec.sigma_base or 0.0, None, delta, NOT_PRIVATE, ())
+        return Privacy(0.0, spec.sigma_base or 0.0, None, delta, NOT_PRIVATE, (), *public)
     if spec.sigma is None:
         budget = spec.epsilon or BASE_EPSILON
-        sigma, own = privacy.worst_sigma(budget, sizes, **asked)  # type: ignore[arg-type]
+        sigma, own = privacy.worst_sigma(budget, priced, **asked)  # type: ignore[arg-type]
     elif spec.epsilon is not None and find_spec("dp_accounting") is None:
-        privacy.ask_of(min(sizes), **asked)  # type: ignore[arg-type]  # what has no price cannot be stated either
+        privacy.ask_of(min(priced), **asked)  # type: ignore[arg-type]  # what has no price cannot be stated either
         base = spec.sigma_base or _need("sigma_base")
-        return Privacy(spec.sigma, base, spec.epsilon, delta, STATED, (spec.epsilon,) * len(sizes))
+        return Privacy(spec.sigma, base, spec.epsilon, delta, STATED, (spec.epsilon,) * len(sizes), *public)
     else:
         sigma = spec.sigma
-        own = {size: privacy.epsilon(sigma, examples=size, **asked) for size in set(sizes)}  # type: ignore[arg-type]
+        own = {size: privacy.epsilon(sigma, examples=size, **asked) for size in set(priced)}  # type: ignore[arg-type]
         if spec.epsilon is not None and max(own.values()) > spec.epsilon:
             raise PrivacyError(
                 f"sigma = {sigma:g}: spends epsilon {max(own.values()):.4f}, more than the {spec.epsilon:g} asked for; "
                 "leave sigma out to have it calibrated"
             )
-    base = spec.sigma_base or privacy.worst_sigma(BASE_EPSILON, sizes, **asked)[0]  # type: ignore[arg-type]
-    return Privacy(sigma, base, max(own.values()), delta, spec.accountant, tuple(own[size] for size in sizes))
+    base = spec.sigma_base or privacy.worst_sigma(BASE_EPSILON, priced, **asked)[0]  # type: ignore[arg-type]
+    epsilons = tuple(own[size] for size in priced)
+    return Privacy(sigma, base, max(epsilons), delta, spec.accountant, epsilons, *public)
+
+
+def _delta(spec: Spec, examples: int) -> float:
+    """The delta that was asked for, or the default for so many examples."""
+    if spec.delta is None:
+        return privacy.default_delta(examples)
+    return privacy.paper_delta(examples) if spec.delta == privacy.PAPER_DELTA else spec.delta
+
+
+def _copies(spec: Spec, parts: list[Tensor], lying: Tensor) -> int:
+    """How many workers that follow the protocol hold the same example, at most.
+
+    Byzantine workers hold examples drawn from the whole pool. Where nobody attacks they are honest workers more.
+    """
+    honest = spec.canonical()["attack"]["name"] == "none"
+    held = [part for part, lies in zip(parts, lying.tolist(), strict=True) if honest or not lies]
+    return int(torch.cat(held).bincount().max())
+
+
+def _with_copies(spec: Spec, promise: Privacy, copies: int, rounds: int, sampling: Sampling, signs: int) -> Privacy:
+    """What an example costs that several workers hold: each of them spends it anew."""
+    if promise.epsilon is None or promise.accountant == STATED:
+        return replace(promise, copies=copies)
+    spent = promise.epsilon
+    if copies > 1:
+        spent = privacy.epsilon(
+            promise.sigma,
+            examples=promise.declared,
+            rounds=copies * rounds,
+            sampling=sampling,
+            delta=promise.delta,
+            accountant=promise.accountant,
+            signs=signs,
+        )
+    return replace(promise, copies=copies, epsilon_with_copies=spent)
 
 
 def _ceil(value: float) -> int:

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
@@ -17,7 +17,7 @@ from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
 from noisegate.catalog import build, find, settle, typed
 from noisegate.errors import SpecError
-from noisegate.privacy import ACCOUNTANTS
+from noisegate.privacy import ACCOUNTANTS, PAPER_DELTA
 from noisegate.sampling import SAMPLINGS
 from noisegate.views import Attack, Rule, Worker
 from noisegate.workers import WORKERS
@@ -29,7 +29,7 @@ BEST = "fortified"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from",)
+LATER = ("auxiliary_from", "declared", "secret")
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -40,19 +40,22 @@ class Spec:
     """A run, but for where and how fast it computes. None means: the data set's default, or computed.
 
     dataset: a name of `noisegate list datasets` or a path to an .npz. model: a name of `noisegate list models`.
-    epsilon, delta: the budget of every worker; 2 and |D_i|^-1.1 unless given. sigma: noise multiplier, instead of
+    epsilon, delta: the budget of every worker; 2 unless given, and 1e-5 or a tenth of 1 / declared, if that is less.
+    delta = "paper" is the paper's, declared^-1.1. declared: the public number of examples that every worker is taken to
+    hold, from which the sampling rate comes; the honest workers' mean unless given. sigma: noise multiplier, instead of
     epsilon or beside it. sigma_base: the multiplier of epsilon 2, by which the rate scales. rate: the base rate eta_b.
     workers: honest ones. byzantine: their share of all workers. attack_start: share of the run before the attack
     begins; attack_asleep: what it does until then. gamma: the share the server believes honest. non_iid: the paper's
     partition; dirichlet: the concentration of another. auxiliary: the server's examples per class; auxiliary_from: the
     data set that they are from, if not the workers'. A sigma of 0 is no noise and no privacy.
+    secret: noise and batches come from the operating system, and nobody can draw them again: for what is published.
     batch, worker, rate: 16, "normalized" and 0.2, unless the aggregator goes with others (`guerraoui` and its like).
     """
 
     dataset: str = "digits"
     model: str | None = None
     epsilon: float | None = None
-    delta: float | None = None
+    delta: float | Literal["paper"] | None = None
     sigma: float | None = None
     sigma_base: float | None = None
     accountant: str = "pld"
@@ -74,6 +77,8 @@ class Spec:
     evaluate_every: int | None = None
     seed: int = 1
     auxiliary_from: str | None = None
+    declared: int | None = None
+    secret: bool = False
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
@@ -88,20 +93,24 @@ class Spec:
         checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         if self.attack_start == 0:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
-        for name in ("epsilon", "delta", "sigma_base", "dirichlet"):
+        for name in ("epsilon", "sigma_base", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
+        if self.delta != PAPER_DELTA:
+            _optional(checks.positive, "delta", self.delta)
+            if self.delta is not None and self.delta >= 1:
+                raise checks.refuse("delta", self.delta, "must be below 1")
+        if self.sigma == 0 and self.secret:
+            raise checks.refuse("secret", True, "needs noise, and sigma = 0 is none; leave one of them out")
         if self.sigma != 0:
             _optional(checks.positive, "sigma", self.sigma)
         elif self.epsilon is not None:
             raise checks.refuse("epsilon", self.epsilon, "cannot be kept with sigma = 0; leave one of them out")
-        for name in ("workers", "rounds", "evaluate_every"):
+        for name in ("workers", "rounds", "evaluate_every", "declared"):
             _optional(checks.count, name, getattr(self, name))
         if self.rounds is not None and self.rounds > MOST_ROUNDS:
             raise checks.refuse("rounds", self.rounds, f"must be at most {MOST_ROUNDS}")
         if self.sampling == "fixed" and self.accountant == "pld":
             raise checks.refuse("accountant", "pld", 'cannot price sampling = "fixed"; use accountant = "rdp"')
-        if self.delta is not None and self.delta >= 1:
-            raise checks.refuse("delta", self.delta, "must be below 1")
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise checks.refuse("gamma", self.gamma, "must be above 0 and at most 1")
         checks.one_of(ACCOUNTANTS, accountant=self.accountant)
@@ -149,7 +158,7 @@ class Spec:
         """Every setting; parts as tables. Equal specs have equal canonical forms."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in LATER:
-            if settings[name] is None:  # so that a run's name is what it was before there was such a setting
+            if settings[name] in (None, False):  # so that a run's name is what it was before there was such a setting
                 del settings[name]
         for name in PARTS:
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from noisegate.checks import count, one_of, refuse
 from noisegate.errors import PrivacyError
@@ -20,11 +20,21 @@ from noisegate.sampling import Sampling, accounting
 ACCOUNTANTS = ("pld", "rdp")
 
 
+PAPER_DELTA: Literal["paper"] = "paper"
+"""In place of a delta: the one of Xiang et al. (SIGMOD 2023)."""
+
+
 def default_delta(examples: int) -> float:
-    """The paper's delta = |D_i|^-1.1, below 1 / |D_i|; a worker with one example must choose its own."""
+    """1e-5, and no more than a tenth of one in so many examples."""
+    count(examples=examples)
+    return min(1e-5, 0.1 / examples)
+
+
+def paper_delta(examples: int) -> float:
+    """examples^-1.1; a worker with one example must choose its own."""
     count(examples=examples)
     if examples == 1:
-        raise refuse("examples", 1, "the default delta = examples ** -1.1 is 1, which promises nothing; give delta")
+        raise refuse("examples", 1, "the paper's delta = examples ** -1.1 is 1, which promises nothing; give delta")
     return float(examples**-1.1)
 
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from noisegate import checks
+from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 from noisegate.room import Room
 from noisegate.streams import stream
@@ -88,10 +89,15 @@ def rounded_sensitivity(worker: Worker, batch: int) -> float:
     return worker.sensitivity * (1 + batch * ROUNDING)
 
 
-def fill_with_noise(uploads: Tensor, std: float, rng: torch.Generator) -> None:
-    """Every number of (n, d) becomes N(0, std^2), in place: one draw for all workers and coordinates."""
-    if std:
+def fill_with_noise(uploads: Tensor, std: float, rng: Randomness) -> None:
+    """Every number of (n, d) becomes N(0, std^2), in place: one draw for all workers and coordinates.
+
+    Research noise: what leaves a machine needs that of `Source.add_noise`.
+    """
+    if std and isinstance(rng, torch.Generator):
         uploads.normal_(0.0, std, generator=rng)
+    elif std:
+        raise TypeError("secret noise is added to the sums, not the sums to it")
     else:
         uploads.zero_()
 
