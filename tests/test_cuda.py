@@ -300,7 +300,9 @@ def test_with_room_or_without_a_round_is_the_same(model, monkeypatch) -> None:
 def test_a_round_that_does_not_fit_is_played_again_and_those_behind_it_too() -> None:
     run = setup(rounds=40, attack="gaussian").federation
     roomy, _ = played(run)
-    few = run.sampling.largest_sum(5, int(run.sizes[:5].sum()), run.declared, 0.3)  # too small for about three rounds in ten
+    few = run.sampling.largest_sum(
+        5, int(run.sizes[:5].sum()), run.declared, 0.3
+    )  # too small for about three rounds in ten
     redone, rounds = played(with_less_room(run, few))
     assert any(isinstance(found, Recorded) for found in rounds._device.graphs.values())
     assert redone.rounds == 40

@@ -234,11 +234,11 @@ def test_a_round_of_sign_randomized_flips_the_signs_of_bare_means(quick):
 def test_a_run_states_the_price_of_all_signs_of_an_example(worker):
     spec = Spec(worker=worker, aggregator="mean", byzantine=0.0, epsilon=2.0, rounds=20, batch=8)
     setup = prepare(spec, CPU)
-    d, sizes = setup.federation.model.d, setup.federation.sizes.tolist()
-    asked = {"rounds": 20, "sampling": Poisson(8), "signs": d}
-    own = [privacy.epsilon(setup.privacy.sigma, examples=size, **asked) for size in sizes]
-    assert list(setup.privacy.worker_epsilons) == own
-    assert 1.98 <= setup.privacy.epsilon == max(own) <= 2
+    d, workers = setup.federation.model.d, len(setup.federation.sizes)
+    asked = {"rounds": 20, "sampling": Poisson(8), "signs": d, "delta": setup.privacy.delta}
+    own = privacy.epsilon(setup.privacy.sigma, examples=setup.federation.declared, **asked)
+    assert list(setup.privacy.worker_epsilons) == [own] * workers
+    assert 1.98 <= setup.privacy.epsilon == own <= 2
     assert setup.privacy.epsilon > 10 * cost_of_sign(setup.privacy.sigma, d)  # which is what the paper would state
 
 
@@ -365,7 +365,7 @@ def test_privacy_prices_signs(cli):
 )
 def test_settings_of_the_worker_that_comes_along(cli, tmp_path, aggregator, setting, worker):
     """In any order of the flags."""
-    (tmp_path / "quick.toml").write_text("".join(f"{key} = {value}\n" for key, value in QUICK.items()))
+    (tmp_path / "quick.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in QUICK.items()))
     flags = ("--json", "--byzantine", 0.2)
     orders = (
         ("--aggregator", aggregator, "--set", f"worker.{setting}"),

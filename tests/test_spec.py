@@ -147,13 +147,15 @@ OTHERWISE = {
     "evaluate_every": 7,
     "seed": 2,
     "auxiliary_from": "kmnist",
+    "declared": 100,
+    "secret": True,
 }
 
 
 def test_names_are_those_of_earlier_versions():
     """A setting that is new and not used changes no name, so that run folders are found again."""
     assert Spec(aggregator="two-stage").name() == "digits-77e7d4db9158"
-    assert "auxiliary_from" not in Spec().canonical()
+    assert not {"auxiliary_from", "declared", "secret"} & Spec().canonical().keys()
     assert Spec(auxiliary_from="kmnist").canonical()["auxiliary_from"] == "kmnist"
 
 

@@ -88,7 +88,7 @@ def test_a_grid_has_all_combinations_the_last_setting_fastest(grid):
     path = grid(HEAD + "seed = 9\n[sweep]\nbyzantine = [0.2, 0.5]\nseed = [3, 1, 2]\n")
     specs = read_sweep(path)
     assert [(spec.byzantine, spec.seed) for spec in specs] == [(b, s) for b in (0.2, 0.5) for s in (3, 1, 2)]
-    base = Spec(rounds=3, workers=4, sigma=2.5, sigma_base=2.5, epsilon=2.0, accountant="rdp")
+    base = Spec(rounds=3, workers=4, sigma=2.5, sigma_base=2.5, epsilon=2.0, delta="paper", accountant="rdp")
     assert specs[0] == replace(base, byzantine=0.2, seed=3)
 
 

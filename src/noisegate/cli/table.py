@@ -9,7 +9,7 @@ from rich.table import Table
 
 from noisegate.aggregators import Robust
 from noisegate.lab import Result, Spec
-from noisegate.lab.setup import STATED
+from noisegate.lab.promise import STATED
 
 
 def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> None:

@@ -1,19 +1,19 @@
 """From a spec to a federation: data dealt out, noise calibrated, everyone in place."""
 
 import math
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from noisegate import data, privacy
+from noisegate import data
 from noisegate.aggregators import AGGREGATORS, Robust
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.entropy import Secret
-from noisegate.errors import DataError, PrivacyError, SpecError
+from noisegate.errors import DataError, SpecError
 from noisegate.lab.identity import digest_data, digest_run
+from noisegate.lab.promise import Privacy, Roster, make_promise, signs_of
 from noisegate.lab.spec import Spec
 from noisegate.models import build_model, check_module
 from noisegate.sampling import SAMPLINGS, Sampling
@@ -23,50 +23,16 @@ from noisegate.vectors import FlatModel, Loss, cross_entropy
 from noisegate.views import Rule, Worker
 from noisegate.workers import choose_sums
 
-BASE_EPSILON = 2.0
-"""The budget whose noise the base rate is tuned for (the paper's one-dimensional tuning)."""
-
 DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
 """For data that a user brings."""
 
 GRADIENT_COPIES = 8
 """Floats per parameter that a gradient takes on the direct way: itself, mixed and scaled in float64, and the rest."""
 
-MECHANISMS = ("gaussian", "signs")
 MOST_WORKERS = 100_000
 EVALUATIONS = 20
 MOST_KNOWN = 256
 """Most examples by which an adversary estimates the gradient."""
-
-NOT_PRIVATE = "none"
-"""The accountant's name where there is no noise, and so no epsilon."""
-
-STATED = "stated"
-"""The accountant's name where epsilon was given with sigma and could not be checked for want of dp-accounting."""
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """The noise of a run and what it promises: epsilon is the largest of `worker_epsilons`, the honest workers' own.
-
-    Without noise nothing is promised: epsilon is None. relation: what neighbors differ in. declared, sampling_rate: the
-    public number of examples and the chance of each to be in a batch. epsilon_at_1e_5, mu: other forms of the promise.
-    copies: how many workers that keep the promise may hold the same example; epsilon_with_copies: what it costs then.
-    """
-
-    sigma: float
-    sigma_base: float
-    epsilon: float | None
-    delta: float
-    accountant: str
-    worker_epsilons: tuple[float, ...]
-    relation: str
-    declared: int
-    sampling_rate: float
-    epsilon_at_1e_5: float | None = None
-    mu: float | None = None
-    copies: int = 1
-    epsilon_with_copies: float | None = None
 
 
 @dataclass(frozen=True)
@@ -180,8 +146,8 @@ def prepare(
         name = type(module).__name__
         check_module(module)
     model = FlatModel(module, loss, device)
-    promise = _promise(spec, sizes, declared, rounds, sampling, _signs(worker, model.d))
-    promise = _with_copies(spec, promise, _copies(spec, parts, lying), rounds, sampling, _signs(worker, model.d))
+    promise = make_promise(spec, sampling, Roster(sizes, declared, rounds, signs_of(worker, model.d)))
+    promise = promise.with_copies(_copies(spec, parts, lying))
     examples = shared.digest(dataset), shared.digest(source)
     made_of = digest_run(examples, module, loss, (attack, rule, worker), label)
     x, y, x_test, y_test = shared.on(device, dataset)
@@ -281,53 +247,6 @@ def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:
     return data.non_iid(y, honest, rng) if spec.non_iid else data.iid(y, honest, rng)
 
 
-def _signs(worker: Worker, d: int) -> int:
-    """How many signs a worker flips in a round; 0 if it adds Gaussian noise. What else it does has no known price."""
-    if worker.mechanism not in MECHANISMS:
-        raise SpecError(
-            f"worker: its mechanism is {worker.mechanism!r}, which cannot be priced; it must be one of "
-            f"{', '.join(map(repr, MECHANISMS))}"
-        )
-    return d if worker.mechanism == "signs" else 0
-
-
-def _promise(spec: Spec, sizes: list[int], declared: int, rounds: int, sampling: Sampling, signs: int) -> Privacy:
-    """Calibrate, or check the noise that was given. Never less noise than the budget needs, never a guess."""
-    priced = sampling.priced(sizes, declared)
-    delta = _delta(spec, max(priced))
-    asked = {"rounds": rounds, "sampling": sampling, "delta": delta, "accountant": spec.accountant, "signs": signs}
-    public = sampling.relation, declared, sampling.rate(declared)
-    if spec.sigma == 0:
-        if signs:
-            raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")
-        return Privacy(0.0, spec.sigma_base or 0.0, None, delta, NOT_PRIVATE, (), *public)
-    if spec.sigma is None:
-        budget = spec.epsilon or BASE_EPSILON
-        sigma, own = privacy.worst_sigma(budget, priced, **asked)  # type: ignore[arg-type]
-    elif spec.epsilon is not None and find_spec("dp_accounting") is None:
-        privacy.ask_of(min(priced), **asked)  # type: ignore[arg-type]  # what has no price cannot be stated either
-        base = spec.sigma_base or _need("sigma_base")
-        return Privacy(spec.sigma, base, spec.epsilon, delta, STATED, (spec.epsilon,) * len(sizes), *public)
-    else:
-        sigma = spec.sigma
-        own = {size: privacy.epsilon(sigma, examples=size, **asked) for size in set(priced)}  # type: ignore[arg-type]
-        if spec.epsilon is not None and max(own.values()) > spec.epsilon:
-            raise PrivacyError(
-                f"sigma = {sigma:g}: spends epsilon {max(own.values()):.4f}, more than the {spec.epsilon:g} asked for; "
-                "leave sigma out to have it calibrated"
-            )
-    base = spec.sigma_base or privacy.worst_sigma(BASE_EPSILON, priced, **asked)[0]  # type: ignore[arg-type]
-    epsilons = tuple(own[size] for size in priced)
-    return Privacy(sigma, base, max(epsilons), delta, spec.accountant, epsilons, *public)
-
-
-def _delta(spec: Spec, examples: int) -> float:
-    """The delta that was asked for, or the default for so many examples."""
-    if spec.delta is None:
-        return privacy.default_delta(examples)
-    return privacy.paper_delta(examples) if spec.delta == privacy.PAPER_DELTA else spec.delta
-
-
 def _copies(spec: Spec, parts: list[Tensor], lying: Tensor) -> int:
     """How many workers that follow the protocol hold the same example, at most.
 
@@ -338,28 +257,6 @@ def _copies(spec: Spec, parts: list[Tensor], lying: Tensor) -> int:
     return int(torch.cat(held).bincount().max())
 
 
-def _with_copies(spec: Spec, promise: Privacy, copies: int, rounds: int, sampling: Sampling, signs: int) -> Privacy:
-    """What an example costs that several workers hold: each of them spends it anew."""
-    if promise.epsilon is None or promise.accountant == STATED:
-        return replace(promise, copies=copies)
-    spent = promise.epsilon
-    if copies > 1:
-        spent = privacy.epsilon(
-            promise.sigma,
-            examples=promise.declared,
-            rounds=copies * rounds,
-            sampling=sampling,
-            delta=promise.delta,
-            accountant=promise.accountant,
-            signs=signs,
-        )
-    return replace(promise, copies=copies, epsilon_with_copies=spent)
-
-
 def _ceil(value: float) -> int:
     """Up to the next whole number, at least 1, without what floating point adds (0.07 * 100 is above 7)."""
     return max(1, math.ceil(round(value, 9)))
-
-
-def _need(name: str) -> float:
-    raise SpecError(f"{name}: dp-accounting is not installed here, so {name} must be given beside sigma and epsilon")

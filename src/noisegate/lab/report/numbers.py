@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from noisegate.errors import NoisegateError
+from noisegate.lab.promise import STATED
 from noisegate.lab.report.folders import RunRecord, Verdicts
-from noisegate.lab.setup import STATED
 from noisegate.privacy import epsilon
 from noisegate.sampling import SAMPLINGS
 from noisegate.views import Reason
