@@ -428,7 +428,7 @@ def test_what_a_part_lacks_is_named():
 
 
 def test_without_dp_accounting_what_has_no_price_is_refused_too(quick, monkeypatch):
-    monkeypatch.setattr("noisegate.lab.setup.find_spec", lambda name: None)
+    monkeypatch.setattr("noisegate.lab.promise.find_spec", lambda name: None)
     spec = quick(worker="sign-randomized", aggregator="mean", accountant="rdp", sampling="fixed")
     with pytest.raises(PrivacyError, match="signs"):
         prepare(spec, Compute(device="cpu"))
