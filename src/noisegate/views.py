@@ -32,6 +32,7 @@ class Reason(IntEnum):
     SCORE = 4  # passed every test, but others have the higher score
     EVIDENCE = 5  # over the rounds too far along a direction in which honest uploads cannot lie so far
     DEPENDENT = 6  # shares with another upload of the round what should be independent noise
+    MISSING = 7  # nothing arrived: the round was lost with the process that played it
 
     @property
     def word(self) -> str:

@@ -66,6 +66,7 @@ class Result:
     copies: int
     epsilon_with_copies: float | None
     secret: bool
+    rounds_lost: int
     spec: dict[str, Any]
     seconds: float
     ms_per_round: float
@@ -107,7 +108,7 @@ def run(
         with compute.threads_for(floats=progress.state.uploads.numel()):
             if folder:
                 folder.begin(spec, resume, inputs, setup.x_test.device)
-                progress = folder.checkpoint(setup.federation) or progress
+                progress = (folder.checkpoint(setup.federation) or progress).skip_reserved()
             return _play(spec, setup, progress, folder, watch, compute.graph)
 
 
@@ -133,7 +134,7 @@ def run_together(
     folders: list[RunFolder | None] = [None] * len(specs)
     if outs is not None:
         folders = [RunFolder(Path(out)) for out in outs]
-    if compute.resolve().type == "cpu":
+    if compute.resolve().type == "cpu" or any(spec.secret for spec in specs):  # which are saved as they go
         return [
             run(spec, compute=compute, dataset=dataset, out=folder.path if folder else None, resume=resume, watch=watch)
             for spec, folder in zip(specs, folders, strict=True)
@@ -240,19 +241,24 @@ def _play(
 ) -> Result:
     """Play to the end. An interruption saves where the run stands, after the last whole round."""
     training, saved = _training(setup, progress, graph), len(progress.curve)
-    began = time.perf_counter() - progress.seconds
+    began, reserved = time.perf_counter() - progress.seconds, 0
 
     def timed(progress: Progress) -> Progress:
-        return replace(progress, seconds=time.perf_counter() - began)
+        return replace(progress, seconds=time.perf_counter() - began, reserved=reserved)
 
     try:
-        for now in training:
-            if folder and len(now.curve) > saved:
-                saved = len(now.curve)
-                folder.save(timed(training.settled(wait=True)))
+        while not training.over:
+            # A secret run says which rounds it draws for before it does, so that it never draws for one twice.
+            reserve = spec.secret and training.played + training.stride() > reserved
+            if folder and (reserve or len(training.settled().curve) > saved):
+                now = training.settled(wait=True)
+                saved, reserved = len(now.curve), training.played + setup.evaluate_every if spec.secret else 0
+                folder.save(timed(now))
+            abreast([training])
             if watch:
-                watch(timed(now), training.federation.rounds)
+                watch(timed(training.settled()), training.federation.rounds)
     except KeyboardInterrupt:
+        reserved = training.begun if spec.secret else 0
         if folder:
             folder.save(timed(training.settled(wait=True)))
         raise
@@ -297,6 +303,7 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         copies=promise.copies,
         epsilon_with_copies=promise.epsilon_with_copies,
         secret=spec.secret,
+        rounds_lost=progress.lost,
         spec=spec.canonical(),
         seconds=progress.seconds,
         ms_per_round=1e3 * progress.seconds / federation.rounds,

@@ -47,11 +47,14 @@ class Rounds:
     def __init__(self, federation: Federation, progress: Progress, graph: bool = True) -> None:
         self.federation = federation
         self._progress = progress
+        self.begun = progress.rounds
+        """Rounds that something was drawn for. What is queued on a device is always finished."""
         self._device = Device(federation, progress, graph) if federation.x.is_cuda else None
 
     def step(self) -> None:
         """Play the next round, or queue it."""
         run, progress = self.federation, self._progress
+        self.begun += 1
         if self._device:
             self._device.queue()
             return

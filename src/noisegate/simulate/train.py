@@ -45,6 +45,11 @@ class Training:
         """Whether all rounds are played."""
         return self.played >= self.federation.rounds
 
+    @property
+    def begun(self) -> int:
+        """Rounds that something was drawn for, the one that an interruption broke off included."""
+        return self._rounds.begun
+
     def stride(self) -> int:
         """How many rounds to go ahead at most: up to the next examination, and no more than are worth queuing."""
         due = self.evaluate_every - self.played % self.evaluate_every
