@@ -18,7 +18,12 @@ from noisegate.privacy import calibrate, default_delta, epsilon, guarantee, pape
 from noisegate.privacy import signs as pricing_of_signs
 from noisegate.sampling import FixedSize, Poisson
 
-PAPER = {"examples": 3000, "rounds": 1500, "sampling": Poisson(16), "delta": "paper"}  # MNIST and Fashion: 20 workers, 8 epochs
+PAPER = {
+    "examples": 3000,
+    "rounds": 1500,
+    "sampling": Poisson(16),
+    "delta": "paper",
+}  # MNIST and Fashion: 20 workers, 8 epochs
 BARE = {key: value for key, value in PAPER.items() if key != "delta"}
 
 
@@ -109,9 +114,9 @@ def test_more_rounds_never_cost_less_and_more_noise_never_more(accountant, sigma
 def test_the_default_delta_is_small_and_the_papers_on_request():
     for examples in (1, 2, 141, 3000, 10_000, 10_001, 10**6):
         assert default_delta(examples) == min(1e-5, 1 / (10 * examples))
-        assert guarantee(sigma=3.0, examples=max(examples, 16), rounds=1, sampling=Poisson(16), accountant="rdp").delta == (
-            default_delta(max(examples, 16))
-        )
+        assert guarantee(
+            sigma=3.0, examples=max(examples, 16), rounds=1, sampling=Poisson(16), accountant="rdp"
+        ).delta == (default_delta(max(examples, 16)))
     assert default_delta(10**6) == 1e-7
     assert paper_delta(3000) == 3000**-1.1
     assert guarantee(sigma=1.0, accountant="rdp", **PAPER).delta == 3000**-1.1

@@ -116,7 +116,7 @@ def test_unequal_workers_share_one_noise_and_keep_their_own_budgets(toy):
     assert promise.epsilon > 0.99 * 3.0, "more noise than the budget asks for"
     assert len(set(own)) > 1
     assert setup.federation.sigma == promise.sigma
-    assert promise.delta == pytest.approx(min(sizes) ** -1.1)
+    assert promise.delta == 1e-5
 
 
 def test_the_rate_follows_the_noise(toy):

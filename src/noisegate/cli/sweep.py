@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from noisegate.cli.progress import play, runs, there
+from noisegate.cli.table import show_costs
 from noisegate.compute import Compute
-from noisegate.lab import Spec
+from noisegate.lab import Spec, costs
 from noisegate.lab.plot import part
 from noisegate.lab.sweep import Cell, Engine, Grid, SweepFolder, hire, read_grid
 
@@ -47,10 +48,13 @@ def sweep_command(
     else:
         folder.keep(spec_file.read_bytes())
         cells = play("sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json)
+    cost = costs.bills(costs.training_of(cell.result) for cell in cells if cell.result)
     if as_json:
-        print(json.dumps(_as_json(grid, cells, folder), indent=2))
+        print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))
     else:
         _show(grid, cells, folder, dry_run)
+        if not dry_run:
+            show_costs(cost, Console())
     if not dry_run and (_count(cells, "failed") or not _count(cells, "done")):
         raise typer.Exit(1)
 

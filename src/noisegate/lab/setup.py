@@ -274,7 +274,7 @@ def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling, sign
         "accountant": spec.accountant,
         "signs": signs,
     }
-    delta = spec.delta or privacy.default_delta(min(sizes))
+    delta = privacy.delta_of(spec.delta, min(sizes))
     if spec.sigma == 0:
         if signs:
             raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")

@@ -9,7 +9,7 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
@@ -17,7 +17,7 @@ from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
 from noisegate.catalog import build, find, settle, typed
 from noisegate.errors import SpecError
-from noisegate.privacy import ACCOUNTANTS
+from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.sampling import SAMPLINGS
 from noisegate.views import Attack, Rule, Worker
 from noisegate.workers import WORKERS
@@ -29,7 +29,7 @@ BEST = "fortified"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from",)
+LATER = ("auxiliary_from", "declared", "secret")
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -40,7 +40,9 @@ class Spec:
     """A run, but for where and how fast it computes. None means: the data set's default, or computed.
 
     dataset: a name of `noisegate list datasets` or a path to an .npz. model: a name of `noisegate list models`.
-    epsilon, delta: the budget of every worker; 2 and |D_i|^-1.1 unless given. sigma: noise multiplier, instead of
+    epsilon, delta: the budget of every worker; unless given 2, and 1e-5 or 1 / (10 declared) if that is less; delta
+    "paper" is declared ** -1.1. declared: the public number of examples that the rate batch / declared is made of.
+    secret: fresh randomness that nobody can draw again. sigma: noise multiplier, instead of
     epsilon or beside it. sigma_base: the multiplier of epsilon 2, by which the rate scales. rate: the base rate eta_b.
     workers: honest ones. byzantine: their share of all workers. attack_start: share of the run before the attack
     begins; attack_asleep: what it does until then. gamma: the share the server believes honest. non_iid: the paper's
@@ -52,7 +54,7 @@ class Spec:
     dataset: str = "digits"
     model: str | None = None
     epsilon: float | None = None
-    delta: float | None = None
+    delta: float | Literal["paper"] | None = None
     sigma: float | None = None
     sigma_base: float | None = None
     accountant: str = "pld"
@@ -74,6 +76,8 @@ class Spec:
     evaluate_every: int | None = None
     seed: int = 1
     auxiliary_from: str | None = None
+    declared: int | None = None
+    secret: bool = False
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
@@ -88,20 +92,19 @@ class Spec:
         checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         if self.attack_start == 0:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
-        for name in ("epsilon", "delta", "sigma_base", "dirichlet"):
+        for name in ("epsilon", "sigma_base", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
         if self.sigma != 0:
             _optional(checks.positive, "sigma", self.sigma)
         elif self.epsilon is not None:
             raise checks.refuse("epsilon", self.epsilon, "cannot be kept with sigma = 0; leave one of them out")
-        for name in ("workers", "rounds", "evaluate_every"):
+        for name in ("workers", "rounds", "evaluate_every", "declared"):
             _optional(checks.count, name, getattr(self, name))
         if self.rounds is not None and self.rounds > MOST_ROUNDS:
             raise checks.refuse("rounds", self.rounds, f"must be at most {MOST_ROUNDS}")
         if self.sampling == "fixed" and self.accountant == "pld":
             raise checks.refuse("accountant", "pld", 'cannot price sampling = "fixed"; use accountant = "rdp"')
-        if self.delta is not None and self.delta >= 1:
-            raise checks.refuse("delta", self.delta, "must be below 1")
+        delta_of(self.delta, self.declared or 2)
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise checks.refuse("gamma", self.gamma, "must be above 0 and at most 1")
         checks.one_of(ACCOUNTANTS, accountant=self.accountant)
@@ -149,7 +152,7 @@ class Spec:
         """Every setting; parts as tables. Equal specs have equal canonical forms."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in LATER:
-            if settings[name] is None:  # so that a run's name is what it was before there was such a setting
+            if settings[name] in (None, False):  # so that a run's name is what it was before there was such a setting
                 del settings[name]
         for name in PARTS:
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])
@@ -157,7 +160,10 @@ class Spec:
 
     def name(self) -> str:
         """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
-        digest = hashlib.sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()
+        settings = self.canonical()
+        # Runs of the paper's delta keep their names: before there was a choice, no delta meant the paper's.
+        settings["delta"] = "default" if self.delta is None else None if self.delta == "paper" else self.delta
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         return f"{Path(self.dataset).stem}-{digest[:12]}"
 
     def to_toml(self) -> str:

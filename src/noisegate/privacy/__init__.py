@@ -4,10 +4,11 @@ from noisegate.privacy.composition import Cost, together
 from noisegate.privacy.groups import group_epsilon
 from noisegate.privacy.guarantee import Guarantee, calibrate, epsilon, guarantee, worst_sigma
 from noisegate.privacy.pricing import ACCOUNTANTS, PAPER, Delta, ask_of, default_delta, delta_of, paper_delta
-from noisegate.privacy.statement import Statement, statement
+from noisegate.privacy.statement import IN_WORDS, Statement, statement
 
 __all__ = [
     "ACCOUNTANTS",
+    "IN_WORDS",
     "PAPER",
     "Cost",
     "Delta",

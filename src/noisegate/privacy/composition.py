@@ -39,8 +39,9 @@ class Cost:
 
 
 def together(costs: Iterable[Cost], delta: float) -> float:
-    """The epsilon of all these runs at `delta`; inf if one of them had no noise. They may have chosen their noise, each
-    knowing the others' outcomes, but not more than that: how many runs there are must not follow the data.
+    """The epsilon of all these runs at `delta`; inf if one of them had no noise.
+
+    A run may use what came of earlier ones, but its noise, rounds and rate must be chosen without them.
 
     By privacy loss distributions if all batches are Poisson's, and by Renyi divergences if all are fixed. An example
     that is added or removed and one that is replaced are different promises: such runs have no common price.
@@ -58,8 +59,8 @@ def together(costs: Iterable[Cost], delta: float) -> float:
     kinds = {cost.sampling for cost in often}
     if len(kinds) > 1:
         raise PrivacyError(
-            f"sampling {' and '.join(sorted(kinds))}: one example that is added or removed and one that is replaced have no "
-            "common price; look at the runs of each sampling alone"
+            f"sampling {' and '.join(sorted(kinds))}: an example that is added or removed and one that is replaced "
+            "have no common price; look at the runs of each sampling alone"
         )
     accountant = "pld" if kinds == {"poisson"} else "rdp"
     asked = [

@@ -7,10 +7,10 @@ Gaussians that dp-accounting composes. The bound is tight, and well below what f
 
 import numpy as np
 
-from noisegate.checks import count, positive
+from noisegate.checks import count
 from noisegate.errors import PrivacyError
 from noisegate.privacy.losses import deviation
-from noisegate.privacy.pricing import Ask, Delta, ask_of, legible, rounds_of, spent_by
+from noisegate.privacy.pricing import Ask, Delta, ask_of, check_noise, legible, rounds_of, spent_by
 from noisegate.sampling import Sampling
 
 MOST = 64
@@ -30,19 +30,19 @@ def group_epsilon(
 ) -> float:
     """The epsilon of `group` examples of one worker, added or removed together; of 1 the usual one."""
     count(group=group)
-    positive(sigma=sigma)
+    noise = check_noise(sigma)
     ask = ask_of(examples, rounds, sampling, delta, accountant, signs)
     if group == 1 or rounds == 0:
-        return spent_by(ask, float(sigma))
+        return spent_by(ask, noise)
     if group > MOST:
         raise PrivacyError(f"group = {group}: at most {MOST} examples are priced together; choose a smaller group")
     if sampling.name != "poisson" or accountant != "pld" or signs:
         raise PrivacyError(
-            f"group = {group}: groups are priced with Gaussian noise, poisson sampling and accountant pld only, not with "
-            f"{'flipped signs' if signs else 'noise'}, {sampling.name} and {accountant}; change these or leave group out"
+            f"group = {group}: groups are priced with Gaussian noise, poisson sampling and accountant pld only, not "
+            f"with {'flipped signs' if signs else 'noise'}, {sampling.name} and {accountant}; leave group out"
         )
-    with legible(ask, sigma):
-        return _price(ask, float(sigma), group)
+    with legible(ask, noise):
+        return _price(ask, noise, group)
 
 
 def _price(ask: Ask, sigma: float, group: int) -> float:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from noisegate.checks import count, positive, refuse
 from noisegate.errors import PrivacyError
 from noisegate.privacy.calibration import noise_for
-from noisegate.privacy.pricing import Ask, Delta, ask_of, spent_by
+from noisegate.privacy.pricing import Ask, Delta, ask_of, check_noise, spent_by
 from noisegate.privacy.statement import statement
 from noisegate.sampling import Sampling
 
@@ -59,8 +59,8 @@ def epsilon(
     signs: int = 0,
 ) -> float:
     """The epsilon that so many rounds with noise multiplier `sigma` cost a worker; no rounds cost nothing."""
-    positive(sigma=sigma)
-    return _finite(ask_of(examples, rounds, sampling, delta, accountant, signs), float(sigma))
+    noise = check_noise(sigma)
+    return _finite(ask_of(examples, rounds, sampling, delta, accountant, signs), noise)
 
 
 def calibrate(
@@ -105,8 +105,7 @@ def guarantee(
         positive(epsilon=epsilon)
         count(rounds=rounds)
         sigma = noise_for(ask, float(epsilon))
-    positive(sigma=sigma)
-    noise = float(sigma)  # type: ignore[arg-type]
+    noise = check_noise(sigma)  # type: ignore[arg-type]
     spent, said = _finite(ask, noise), statement(ask, noise)
     return Guarantee(
         epsilon=spent,

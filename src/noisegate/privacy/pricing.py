@@ -1,7 +1,7 @@
 """What a given noise costs. All numbers come from dp-accounting; this file asks the right question.
 
-`pld` is a tight upper bound (`losses.py`). `rdp` is the looser bound of the literature and the only one that prices `fixed`.
-Signs that are flipped at random (`signs.py`) are priced by `pld` and `poisson` only.
+`pld` is a tight upper bound (`losses.py`). `rdp` is the looser bound of the literature and the only one that prices
+`fixed`. Signs that are flipped at random (`signs.py`) are priced by `pld` and `poisson` only.
 """
 
 import logging
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from noisegate.checks import count, one_of, refuse
+from noisegate.checks import count, one_of, positive, refuse
 from noisegate.errors import PrivacyError
 from noisegate.privacy.losses import Rounds, epsilon_of
 from noisegate.sampling import Sampling, accounting
@@ -38,7 +38,9 @@ def paper_delta(examples: int) -> float:
     """examples ** -1.1, which is 0.0043 for 141 examples: for comparisons with the paper only."""
     count(examples=examples)
     if examples == 1:
-        raise refuse("examples", 1, "the paper's delta = examples ** -1.1 is then 1, which promises nothing; give delta")
+        raise refuse(
+            "examples", 1, "the paper's delta = examples ** -1.1 is then 1, which promises nothing; give delta"
+        )
     return float(examples**-1.1)
 
 
@@ -51,6 +53,17 @@ def delta_of(delta: Delta, examples: int) -> float:
     if isinstance(delta, bool | str) or not 0 < delta < 1:
         raise refuse("delta", delta, "must be above 0 and below 1, or 'paper' for examples ** -1.1")
     return float(delta)
+
+
+MOST_NOISE = 1e6
+
+
+def check_noise(sigma: float) -> float:
+    """A noise multiplier that can be priced."""
+    positive(sigma=sigma)
+    if sigma > MOST_NOISE:
+        raise refuse("sigma", sigma, f"must be at most {MOST_NOISE:g}; so much noise leaves nothing of a gradient")
+    return float(sigma)
 
 
 @dataclass(frozen=True)

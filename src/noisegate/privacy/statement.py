@@ -31,6 +31,12 @@ BETWEEN = 20
 LARGEST_MU = 1e6
 Array = NDArray[np.float64]
 
+IN_WORDS = {
+    "add-or-remove": "one example of one worker added or removed, at a declared rate that does not follow the data",
+    "replace-one": "one example of one worker replaced by another",
+}
+"""The relations, for people."""
+
 
 @dataclass(frozen=True)
 class Statement:
@@ -57,7 +63,7 @@ def statement(ask: Ask, sigma: float) -> Statement:
 
 
 def smallest_mu(curve: Iterator[tuple[float, float]]) -> float:
-    """The smallest mu whose Gaussian curve passes above each of these (epsilon, delta), a hair above it; inf if none."""
+    """The smallest mu, or a hair more, whose Gaussian curve passes above each of these (epsilon, delta); inf if none."""
     points = np.array(list(curve), dtype=np.float64)
     if not np.isfinite(points).all():
         return math.inf

@@ -10,7 +10,7 @@ import numpy as np
 from noisegate.errors import NoisegateError
 from noisegate.lab.report.folders import RunRecord, Verdicts, number
 from noisegate.lab.setup import STATED
-from noisegate.privacy import epsilon
+from noisegate.privacy import Delta, epsilon
 from noisegate.sampling import SAMPLINGS
 from noisegate.views import Reason
 
@@ -135,7 +135,9 @@ def privacy_spent(record: RunRecord) -> Spent:
     points = sorted({round(t) for t in np.linspace(0, total, PRIVACY_POINTS + 1)} | {0, min(1, total), total})
     try:
         signs = int(result["parameters"]) if spec.build_worker().mechanism == "signs" else 0
-        examples = _examples(result, spec.delta, spec.batch, spec.sampling, spec.accountant, signs)
+        examples = result.get("declared") or _examples(
+            result, spec.delta, spec.batch, spec.sampling, spec.accountant, signs
+        )
         if examples is None:
             raise ValueError
         asked = {
@@ -159,15 +161,16 @@ def privacy_spent(record: RunRecord) -> Spent:
 
 
 def _examples(
-    result: dict[str, Any], delta: float | None, batch: int, sampling: str, accountant: str, signs: int
+    result: dict[str, Any], chosen: Delta, batch: int, sampling: str, accountant: str, signs: int
 ) -> int | None:
     """How many examples the honest worker has that pays most; None if that cannot be told.
 
-    The result does not say. Where delta was not chosen it is the smallest worker's examples ** -1.1. Else epsilon,
-    which falls as a worker's examples grow, says it.
+    An old result does not say. The paper's delta is the smallest worker's examples ** -1.1. Else epsilon, which falls
+    as a worker's examples grow, says it.
     """
-    if delta is None:
-        return int(max(batch, round(float(result["delta"]) ** (-1 / 1.1))))
+    delta = float(result["delta"])
+    if chosen == "paper":
+        return int(max(batch, round(delta ** (-1 / 1.1))))
     if not number(result.get("epsilon")) or not result["epsilon"] > 0:
         return None
 
