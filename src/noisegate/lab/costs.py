@@ -126,7 +126,7 @@ def _bill(data: str, some: Sequence[Training]) -> Bill:
 
 
 def as_json(found: Sequence[Bill]) -> dict[str, Any]:
-    """epsilon_together: of the data set that pays most, since an example is in one of them; None if one has no bound."""
+    """epsilon_together: of the data set that pays most, since an example is in one of them; None if there is none."""
     worst = max(found, key=lambda bill: math.inf if bill.epsilon is None else bill.epsilon, default=None)
     return {
         "trainings": sum(bill.trainings for bill in found),

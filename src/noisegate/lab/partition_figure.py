@@ -10,7 +10,7 @@ from noisegate.compute import Compute
 from noisegate.lab.setup import prepare
 from noisegate.lab.spec import Spec
 
-PRIVATE = "private: exact label counts of each worker's data, with no privacy at all; not to be published"
+PRIVATE = "private: exact shares of labels in each worker's data, with no privacy at all; not to be published"
 """What is said wherever the figure or its numbers are shown."""
 
 WHERE = "Figure of the supplement: simulated non-i.i.d. distribution of MNIST to 20 workers"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from noisegate.checks import count, refuse
 from noisegate.errors import PrivacyError
-from noisegate.privacy.losses import deviation, epsilon_of
+from noisegate.privacy.losses import epsilon_of, most_of, spread
 from noisegate.privacy.pricing import ask_of, legible, renyi, rounds_of
 from noisegate.sampling import SAMPLINGS
 
@@ -70,7 +70,7 @@ def together(costs: Iterable[Cost], delta: float) -> float:
     with legible("all runs together", min(sigma for _, sigma in asked)):
         if accountant == "rdp":
             return float(renyi(asked).get_epsilon(delta))
-        rough = float(renyi(asked, range(2, 65)).get_epsilon(delta))
         parts = tuple(rounds_of(ask, sigma) for ask, sigma in asked)
-        needed = min(deviation(part.rate, part.sigma) / 10 for part in parts)
+        rough = min(float(renyi(asked, range(2, 65)).get_epsilon(delta)), most_of(parts))
+        needed = min(spread(part) for part in parts) / 10
         return epsilon_of(parts, max(LONGEST * rough, min(needed, FINE * rough), 1e-9), delta)

@@ -21,12 +21,15 @@ class Rounds:
 
 def epsilon_of(parts: tuple[Rounds, ...], interval: float, delta: float) -> float:
     """Of all these rounds together, on a grid of losses of this width; inf where none is found."""
-    spent = float(composed(parts, interval).get_epsilon_for_delta(delta))
-    if all(part.signs for part in parts):
-        # With few signs the grid, made for a Gaussian, may be coarse. But no round loses more than when all signs turn.
-        most = sum(part.count * largest_loss(part.sigma, part.signs, part.rate) for part in parts)
-        return min(spent, most)
-    return spent
+    # With few signs the grid, made for a Gaussian, may be coarse.
+    return min(float(composed(parts, interval).get_epsilon_for_delta(delta)), most_of(parts))
+
+
+def most_of(parts: tuple[Rounds, ...]) -> float:
+    """What no delta exceeds: no round loses more than when all signs turn. inf where there is Gaussian noise."""
+    if not all(part.signs for part in parts):
+        return math.inf
+    return sum(part.count * largest_loss(part.sigma, part.signs, part.rate) for part in parts)
 
 
 @lru_cache(maxsize=2)
@@ -45,6 +48,12 @@ def composed(parts: tuple[Rounds, ...], interval: float) -> Any:
             )
         total = total.compose(one.self_compose(part.count))
     return total
+
+
+def spread(part: Rounds) -> float:
+    """About how far the losses of one round lie apart: what a grid has to tell."""
+    most = largest_loss(part.sigma, part.signs, part.rate) if part.signs else math.inf
+    return min(deviation(part.rate, part.sigma), most)
 
 
 def deviation(rate: float, sigma: float) -> float:

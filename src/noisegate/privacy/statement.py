@@ -63,7 +63,7 @@ def statement(ask: Ask, sigma: float) -> Statement:
 
 
 def smallest_mu(curve: Iterator[tuple[float, float]]) -> float:
-    """The smallest mu, or a hair more, whose Gaussian curve passes above each of these (epsilon, delta); inf if none."""
+    """The smallest mu, or a hair more, whose Gaussian curve passes above all of these (epsilon, delta); inf if none."""
     points = np.array(list(curve), dtype=np.float64)
     if not np.isfinite(points).all():
         return math.inf
