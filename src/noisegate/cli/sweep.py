@@ -48,13 +48,11 @@ def sweep_command(
     else:
         folder.keep(spec_file.read_bytes())
         cells = play("sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json)
-    cost = costs.bills(costs.training_of(cell.result) for cell in cells if cell.result)
+    cost = costs.bills(costs.trainings_of(cells)) if not dry_run else []
     if as_json:
         print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))
     else:
-        _show(grid, cells, folder, dry_run)
-        if not dry_run:
-            show_costs(cost, Console())
+        _show(grid, cells, folder, None if dry_run else cost)
     if not dry_run and (_count(cells, "failed") or not _count(cells, "done")):
         raise typer.Exit(1)
 
@@ -102,8 +100,8 @@ def _as_json(grid: Grid, cells: Sequence[Cell], folder: SweepFolder) -> dict[str
     }
 
 
-def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, dry_run: bool) -> None:
-    """A line for each combination, and what did not come off."""
+def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, cost: Sequence[costs.Bill] | None) -> None:
+    """A line for each combination, and what did not come off. cost: of all of it; None if nothing was run."""
     console, rows = Console(highlight=False), _rows(grid, cells)
     seeds = "seed" in grid.varied()
     table = Table(box=None, pad_edge=False)
@@ -125,11 +123,12 @@ def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, dry_run: bool)
             chosen = ", ".join(f"{key} {part(value)}" for key, value in _settings(cell.spec, grid.varied()).items())
             told = f"{cell.status}: {chosen or cell.spec.name()}: {' '.join(cell.message.split())}"
             console.print(told[:MOST_MESSAGE], soft_wrap=True, markup=False)
-    if dry_run:
+    if cost is None:
         console.print(f"{there(cells)}; nothing was run", soft_wrap=True)
         return
     if failed := _count(cells, "failed"):
         console.print(f"{runs(failed)} failed; the same command tries again", soft_wrap=True)
+    show_costs(cost, console)
     console.print(f"kept in {folder.path}", style="dim", soft_wrap=True)
 
 

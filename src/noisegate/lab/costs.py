@@ -12,6 +12,7 @@ from typing import Any
 from noisegate import privacy
 from noisegate.data import own_path
 from noisegate.errors import PrivacyError
+from noisegate.lab.cells import Cell
 from noisegate.lab.setup import Setup
 from noisegate.lab.spec import Spec, make_spec
 from noisegate.privacy import Cost
@@ -67,6 +68,11 @@ def training_of(result: Mapping[str, Any]) -> Training:
             times=result.get("copies") or 1,
         )
     return Training(data_of(spec), cost, result["epsilon"], result["delta"])
+
+
+def trainings_of(cells: Iterable[Cell]) -> list[Training]:
+    """The runs of a sweep that ended with a result, whenever they were run."""
+    return [training_of({**cell.result, "spec": cell.spec.canonical()}) for cell in cells if cell.result]
 
 
 def terms_of(spec: Spec, setup: Setup) -> Training:
