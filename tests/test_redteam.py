@@ -24,7 +24,8 @@ from conftest import QUICK
 from noisegate import Compute, Spec, SpecError, StoreError, run
 from noisegate.attacks import ATTACKS
 from noisegate.catalog import setting_types
-from noisegate.cli.redteam import Evaluation, _verdict, _watched
+from noisegate.cli.findings import verdict
+from noisegate.cli.redteam import Evaluation, _watched
 from noisegate.lab import crew as crew_module
 from noisegate.lab import read_spec, red_team, reference
 from noisegate.lab import trials as trials_module
@@ -298,13 +299,13 @@ def test_harm_is_more_than_noise_there_and_on_other_seeds(points, elsewhere, see
 )
 def test_the_verdict_does_not_take_noise_for_harm(points, elsewhere, seeds, says):
     found = red_team(Spec(), Pretend(costing(points, elsewhere)), budget=25, seeds=seeds)
-    assert re.search(says, _verdict(found, 360))
-    assert ("nothing was found" in _verdict(found, 360)) is not found.harmful(360)
+    assert re.search(says, verdict(found, 360))
+    assert ("nothing was found" in verdict(found, 360)) is not found.harmful(360)
 
 
 def test_the_verdict_on_nothing():
     found = red_team(Spec(), Pretend(lambda spec: Outcome("failed", message="broke")), budget=30)
-    assert _verdict(found, 360) == "no attack came to its end; see above"
+    assert verdict(found, 360) == "no attack came to its end; see above"
 
 
 def test_seeds_repeat_the_worst_case_beside_the_budget():

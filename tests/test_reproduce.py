@@ -20,7 +20,7 @@ from noisegate.lab.claims import claims
 from noisegate.lab.comparison import as_table, columns, markdown, page, rows
 from noisegate.lab.estimate import seconds, shown
 from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv, tolerance
-from noisegate.lab.partition_figure import distribution
+from noisegate.lab.partition_figure import PRIVATE, distribution
 from noisegate.lab.setup import prepare
 from noisegate.privacy import epsilon as spent
 from noisegate.sampling import Poisson
@@ -120,7 +120,7 @@ def test_numbers_that_can_be_read_in_the_paper():
 def test_the_noise_keeps_its_budget_and_wastes_little(dataset, budget):
     examples, rounds = SIZES[dataset]
     sigma = paper._read("noise.toml")[dataset][f"{budget:g}"]
-    found = spent(sigma, examples=examples, rounds=rounds, sampling=Poisson(16), accountant="rdp")
+    found = spent(sigma, examples=examples, rounds=rounds, sampling=Poisson(16), delta="paper", accountant="rdp")
     assert 0.99 * budget <= found <= budget
 
 
@@ -513,6 +513,8 @@ def test_the_non_iid_partition_by_counting(tmp_path):
     alike = distribution("digits", non_iid=False)
     assert alike.distance < 0.12 < found.distance
     told = call("partition", "--dataset", "digits", "--out", tmp_path)
+    assert told.stdout.startswith(PRIVATE), "before anything that is"
+    assert PRIVATE in (tmp_path / "partition.html").read_text()
     assert told.exit_code == 0
     assert f"mean total variation {found.distance:.2f}" in told.stdout
     assert (tmp_path / "partition.html").stat().st_size > 1_000_000, "with all that it needs inside"

@@ -154,7 +154,8 @@ OTHERWISE = {
 
 def test_names_are_those_of_earlier_versions():
     """A setting that is new and not used changes no name, so that run folders are found again."""
-    assert Spec(aggregator="two-stage").name() == "digits-77e7d4db9158"
+    assert Spec(aggregator="two-stage", delta="paper").name() == "digits-77e7d4db9158"  # it was the only delta
+    assert Spec(aggregator="two-stage").name() != "digits-77e7d4db9158"
     assert not {"auxiliary_from", "declared", "secret"} & Spec().canonical().keys()
     assert Spec(auxiliary_from="kmnist").canonical()["auxiliary_from"] == "kmnist"
 
@@ -202,8 +203,10 @@ WRONG = [
     ({"epsilon": float("inf")}, "epsilon = inf"),
     ({"epsilon": "two"}, "epsilon = 'two': must be a number"),
     ({"epsilon": True}, "epsilon = True"),
-    ({"delta": 1.0}, "delta = 1.0: must be below 1"),
+    ({"delta": 1.0}, "delta = 1.0: must be above 0 and below 1"),
     ({"delta": 0.0}, "delta = 0.0"),
+    ({"delta": "papers"}, "delta = 'papers': must be a number or 'paper'"),
+    ({"declared": 0}, "declared = 0: must be a whole number, 1 or more"),
     ({"sigma": -2}, "sigma = -2"),
     ({"sigma_base": 0}, "sigma_base = 0"),
     ({"accountant": "gdp"}, "accountant = 'gdp': unknown.*choose from pld, rdp"),

@@ -114,6 +114,8 @@ def typed(key: str, value: Any, kind: Any) -> Any:
 def _describe(kind: Any) -> str:
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join(_describe(option) for option in typing.get_args(kind) if option is not types.NoneType)
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
     words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     base = typing.get_origin(kind) or kind
     if base is not kind and issubclass(base, Mapping):

@@ -11,8 +11,9 @@ from rich.console import Console
 from rich.table import Table
 
 from noisegate.cli.progress import play, runs, there
+from noisegate.cli.table import show_costs
 from noisegate.compute import Compute
-from noisegate.lab import Spec
+from noisegate.lab import Spec, costs
 from noisegate.lab.plot import part
 from noisegate.lab.sweep import Cell, Engine, Grid, SweepFolder, hire, read_grid
 
@@ -47,10 +48,11 @@ def sweep_command(
     else:
         folder.keep(spec_file.read_bytes())
         cells = play("sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json)
+    cost = costs.bills(costs.trainings_of(cells)) if not dry_run else []
     if as_json:
-        print(json.dumps(_as_json(grid, cells, folder), indent=2))
+        print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))
     else:
-        _show(grid, cells, folder, dry_run)
+        _show(grid, cells, folder, None if dry_run else cost)
     if not dry_run and (_count(cells, "failed") or not _count(cells, "done")):
         raise typer.Exit(1)
 
@@ -98,8 +100,8 @@ def _as_json(grid: Grid, cells: Sequence[Cell], folder: SweepFolder) -> dict[str
     }
 
 
-def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, dry_run: bool) -> None:
-    """A line for each combination, and what did not come off."""
+def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, cost: Sequence[costs.Bill] | None) -> None:
+    """A line for each combination, and what did not come off. cost: of all of it; None if nothing was run."""
     console, rows = Console(highlight=False), _rows(grid, cells)
     seeds = "seed" in grid.varied()
     table = Table(box=None, pad_edge=False)
@@ -121,11 +123,12 @@ def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, dry_run: bool)
             chosen = ", ".join(f"{key} {part(value)}" for key, value in _settings(cell.spec, grid.varied()).items())
             told = f"{cell.status}: {chosen or cell.spec.name()}: {' '.join(cell.message.split())}"
             console.print(told[:MOST_MESSAGE], soft_wrap=True, markup=False)
-    if dry_run:
+    if cost is None:
         console.print(f"{there(cells)}; nothing was run", soft_wrap=True)
         return
     if failed := _count(cells, "failed"):
         console.print(f"{runs(failed)} failed; the same command tries again", soft_wrap=True)
+    show_costs(cost, console)
     console.print(f"kept in {folder.path}", style="dim", soft_wrap=True)
 
 

@@ -71,7 +71,7 @@ class Privacy:
 def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
     """Calibrate, or check the noise that was given. Never less noise than the budget needs, never a guess."""
     priced = sampling.priced(roster.sizes, roster.declared)
-    delta = _delta(spec, max(priced))
+    delta = privacy.delta_of(spec.delta, max(priced))
     asked: dict[str, Any] = {
         "rounds": roster.rounds,
         "sampling": sampling,
@@ -102,7 +102,10 @@ def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
     base = spec.sigma_base or privacy.worst_sigma(BASE_EPSILON, priced, **asked)[0]
     epsilons = tuple(own[size] for size in priced)
     promise = Privacy(sigma, base, max(epsilons), delta, spec.accountant, epsilons, *public)
-    return replace(promise, asked={**asked, "sizes": sorted(own)})
+    worst = max(own, key=lambda size: own[size])
+    said = privacy.statement(privacy.ask_of(worst, **asked), sigma)
+    others = {"epsilon_at_1e_5": said.epsilon_at_1e_5, "mu": said.mu}
+    return replace(promise, **others, asked={**asked, "sizes": sorted(own)})
 
 
 def signs_of(worker: Worker, d: int) -> int:
@@ -113,13 +116,6 @@ def signs_of(worker: Worker, d: int) -> int:
             f"{', '.join(map(repr, MECHANISMS))}"
         )
     return d if worker.mechanism == "signs" else 0
-
-
-def _delta(spec: Spec, examples: int) -> float:
-    """The delta that was asked for, or the default for so many examples."""
-    if spec.delta is None:
-        return privacy.default_delta(examples)
-    return privacy.paper_delta(examples) if spec.delta == privacy.PAPER_DELTA else float(spec.delta)
 
 
 def _need(name: str) -> float:

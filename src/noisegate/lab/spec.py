@@ -17,7 +17,7 @@ from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
 from noisegate.catalog import build, find, settle, typed
 from noisegate.errors import SpecError
-from noisegate.privacy import ACCOUNTANTS, PAPER_DELTA
+from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.sampling import SAMPLINGS
 from noisegate.views import Attack, Rule, Worker
 from noisegate.workers import WORKERS
@@ -95,10 +95,6 @@ class Spec:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
         for name in ("epsilon", "sigma_base", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
-        if self.delta != PAPER_DELTA:
-            _optional(checks.positive, "delta", self.delta)
-            if self.delta is not None and self.delta >= 1:
-                raise checks.refuse("delta", self.delta, "must be below 1")
         if self.sigma == 0 and self.secret:
             raise checks.refuse("secret", True, "needs noise, and sigma = 0 is none; leave one of them out")
         if self.sigma != 0:
@@ -111,6 +107,7 @@ class Spec:
             raise checks.refuse("rounds", self.rounds, f"must be at most {MOST_ROUNDS}")
         if self.sampling == "fixed" and self.accountant == "pld":
             raise checks.refuse("accountant", "pld", 'cannot price sampling = "fixed"; use accountant = "rdp"')
+        delta_of(self.delta, self.declared or 2)
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise checks.refuse("gamma", self.gamma, "must be above 0 and at most 1")
         checks.one_of(ACCOUNTANTS, accountant=self.accountant)
@@ -166,7 +163,10 @@ class Spec:
 
     def name(self) -> str:
         """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
-        digest = hashlib.sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()
+        settings = self.canonical()
+        # Runs of the paper's delta keep their names: before there was a choice, no delta meant the paper's.
+        settings["delta"] = "default" if self.delta is None else None if self.delta == "paper" else self.delta
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         return f"{Path(self.dataset).stem}-{digest[:12]}"
 
     def to_toml(self) -> str:
