@@ -104,8 +104,8 @@ def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
     promise = Privacy(sigma, base, max(epsilons), delta, spec.accountant, epsilons, *public)
     worst = max(own, key=lambda size: own[size])
     said = privacy.statement(privacy.ask_of(worst, **asked), sigma)
-    others = {"epsilon_at_1e_5": said.epsilon_at_1e_5, "mu": said.mu}
-    return replace(promise, **others, asked={**asked, "sizes": sorted(own)})
+    asked["sizes"] = sorted(own)
+    return replace(promise, epsilon_at_1e_5=said.epsilon_at_1e_5, mu=said.mu, asked=asked)
 
 
 def signs_of(worker: Worker, d: int) -> int:
