@@ -19,7 +19,7 @@ from noisegate.simulate import Federation
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
 from noisegate.views import Rule, Worker
-from noisegate.workers import choose_sums
+from noisegate.workers import Company, choose_sums
 
 BASE_EPSILON = 2.0
 """The budget whose noise the base rate is tuned for (the paper's one-dimensional tuning)."""
@@ -165,9 +165,10 @@ def prepare(
     known = _held_by_liars(spec, parts, lying, "known")[:MOST_KNOWN].to(device)
     memory = compute.scratch()
     chunk = max(1, min(compute.chunk, memory // (4 * GRADIENT_COPIES * model.d)))
+    company = Company(spec.batch, honest + byzantine, memory, spec.seed)
     federation = Federation(
         model=model,
-        sums=choose_sums(model, model.initial(), x[:4], y[:4], chunk=chunk),
+        sums=choose_sums(model, model.initial(), x, y, chunk=chunk, company=company),
         worker=worker,
         sampling=sampling,
         attack=attack,
