@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from noisegate.workers.clipped import Clipped
+from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.company import Company
 from noisegate.workers.direct import Direct, Sums, contributions, per_example_gradients
 from noisegate.workers.momentum import ClippedMomentum
@@ -25,6 +26,7 @@ __all__ = [
     "WORKERS",
     "Clipped",
     "ClippedMomentum",
+    "ClosedForm",
     "Company",
     "Direct",
     "MaSign",

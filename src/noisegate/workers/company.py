@@ -22,9 +22,6 @@ from noisegate.workers.sight import FAILURES, SHAKE, SUSPECT, Draw, Sight, diffe
 CHOSEN = 32
 """Examples of a batch that are also looked at alone."""
 
-UNTRACED = 512
-"""Most examples in one pass of a model without a closed form, of which nobody knows how much memory it takes."""
-
 LABELS = "as they are", "shuffled", "random"
 
 BROKEN = 0.5
@@ -42,13 +39,13 @@ class Company:
 
     def sizes(self, closed: ClosedForm | None, x: Tensor, y: Tensor) -> list[int]:
         """How many examples to look at: of one worker, and what a forward pass holds when batches are large."""
-        if closed is None:  # every worker's examples are by themselves
-            most, expected = UNTRACED, self.batch
-        else:
+        whole = self.batch
+        if closed is not None:  # else every worker's examples are by themselves
             floats = self.memory // 4 if x.is_cuda else min(self.memory // 4, CACHED)
-            most, expected = floats // closed.floats(x[:1], y[:1]), self.batch * self.workers
-        whole = min(most, expected + 4 * math.isqrt(expected))
-        return sorted({max(2, size) for size in (min(self.batch, CHOSEN), min(self.batch, most), whole)})
+            expected = self.batch * self.workers
+            fitting = floats // closed.floats(x[:1], y[:1])
+            whole = max(whole, min(fitting, expected + 4 * math.isqrt(expected)))
+        return sorted({max(2, size) for size in (min(self.batch, CHOSEN), self.batch, whole)})
 
 
 def closed_form_if_sound(

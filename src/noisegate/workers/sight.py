@@ -40,7 +40,7 @@ class Draw:
 
     def double(self) -> "Draw":
         """The same in float64."""
-        return replace(self, x=self.x.double() if self.x.is_floating_point() else self.x, signs=self.signs.double())
+        return replace(self, x=as_in(self.x, self.signs.double()), signs=self.signs.double())
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,15 +57,24 @@ class Sight:
     losses: tuple[Tensor, Tensor]
 
 
-def look(model: FlatModel, closed: ClosedForm | None, params: Tensor, drawn: Draw, tolerance: float) -> Sight:
-    """The chosen examples alone, in company by plain autograd, and in company by the closed form."""
-    x, y, chosen = drawn.x, drawn.y, drawn.chosen
+def as_in(x: Tensor, like: Tensor) -> Tensor:
+    """Inputs of the type of `like`; whole numbers stay."""
+    return x.to(like.dtype) if x.is_floating_point() else x
+
+
+def by_themselves(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """((B, d) gradients, (B,) losses) of examples that are each in a batch of one."""
 
     def loss_of_one(vector: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
         return model.losses(vector, one_x[None], one_y[None])[0]
 
-    own = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0))(params, x[chosen], y[chosen])
-    gradients, alone = own[0], own[1].detach()
+    gradients, losses = vmap(grad_and_value(loss_of_one), in_dims=(None, 0, 0))(params, x, y)
+    return gradients, losses.detach()
+
+
+def look(model: FlatModel, closed: ClosedForm | None, params: Tensor, drawn: Draw, tolerance: float) -> Sight:
+    """The chosen examples alone, in company by plain autograd, and in company by the closed form."""
+    gradients, alone = by_themselves(model, params, drawn.x[drawn.chosen], drawn.y[drawn.chosen])
     sound = alone.isfinite() & gradients.isfinite().all(1)
     signs = drawn.signs.where(sound, 0.0).to(gradients.dtype)
     found, losses = _in_company(model, params, drawn, sound, signs)
