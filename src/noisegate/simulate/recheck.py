@@ -75,8 +75,8 @@ def attacked(run: Federation) -> bool:
     return bool(len(run.byzantine_rows)) and type(run.attack) is not Honest
 
 
-def recheck(run: Federation, state: State, t: int) -> None:
-    """PrivacyError if examples mix after `t` rounds; SpecError if most have no finite loss and gradient.
+def recheck(run: Federation, state: State, t: int, x_test: Tensor) -> None:
+    """PrivacyError if examples mix after `t` rounds; SpecError if most have no finite loss and gradient, or output.
 
     A model that Byzantine workers drove out of float32's range is what an attack may do: the run goes on.
     """
@@ -93,6 +93,7 @@ def recheck(run: Federation, state: State, t: int) -> None:
             f"{len(sample.mine)} examples, though the parameters are finite; look for a division by zero, a logarithm "
             "or root of what may be zero or negative, or lower rate"
         )
+    check_outputs(run, state.params, t, x_test[:EXAMPLES])
     if isinstance(run.sums, ClosedForm):
         mixes = sums_differ(run, state, sample, alone) and sums_still_differ(run, state.params, sample, rng)
     else:
@@ -102,6 +103,17 @@ def recheck(run: Federation, state: State, t: int) -> None:
             f"round {t}: what an example contributes depends on the others of its batch, so epsilon would be wrong: "
             "the model or loss mixes examples at these parameters. Use a loss of each example's own output and label, "
             "and a module without statistics over a batch, without state and without branches on a batch's size"
+        )
+
+
+@torch.no_grad()
+def check_outputs(run: Federation, params: Tensor, t: int, x: Tensor) -> None:
+    """SpecError if most test examples have no finite output, though the model is finite and nobody attacked it."""
+    share = 1 - float(run.model.outputs(params, x).isfinite().flatten(1).all(1).double().mean())
+    if share > BROKEN and not attacked(run):
+        raise SpecError(
+            f"round {t}: model: gives no finite output for {share:.0%} of {len(x)} test examples, though it does for "
+            "training examples; look at how the two differ, or for a division by zero or a logarithm of zero"
         )
 
 

@@ -70,7 +70,7 @@ class Training:
         state = self._rounds.settled().state
         with self._rounds.beside():
             if check_finite(self.federation, state.params, self.played) and self._recheck_due():
-                recheck(self.federation, state, self.played)
+                recheck(self.federation, state, self.played, self._examiner.x)
             self._pending = self.played, self._examiner.begin(state.params)
 
     def _recheck_due(self) -> bool:

@@ -133,10 +133,14 @@ def _relabeled(drawn: Draw, labels: str, classes: int, rng: torch.Generator) -> 
 
 
 def _shaken(x: Tensor, rng: torch.Generator) -> Tensor:
-    """With noise, since equal examples do not show that they are mixed. Whole numbers may be names: they stay."""
+    """With noise, since equal examples do not show that they are mixed, but no value that is not between real ones.
+
+    Whole numbers may be names: they stay.
+    """
     if not x.is_floating_point() or bool((x == x.round()).all()):
         return x
-    return x + torch.randn(x.shape, generator=rng).to(x)
+    noise = torch.randn(x.shape, generator=rng).to(x)
+    return (x + noise * x.std()).clamp(x.min(), x.max())
 
 
 def _refusal(model: FlatModel, params: Tensor, drawn: Draw, sight: Sight) -> str:
