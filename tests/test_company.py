@@ -11,7 +11,8 @@ from torch.nn import functional
 from noisegate import Compute, Dataset, PrivacyError, Spec, SpecError, run
 from noisegate.lab.setup import prepare
 from noisegate.models import MODELS, build_model
-from noisegate.simulate import Training, recheck, start
+from noisegate.simulate import Training, start
+from noisegate.simulate.recheck import recheck
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, cross_entropy
 from noisegate.workers import Company, Direct, Normalized, choose_sums, company, sight
@@ -234,6 +235,42 @@ class Lonely(nn.Module):
 def test_a_module_that_treats_one_example_otherwise_is_told_so(module):
     with pytest.raises(SpecError, match=ALONE):
         run(SPEC, dataset=data(), model=module(), compute=CPU)
+
+
+class Writing(nn.Module):
+    """Centers its inputs where they lie."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.sub_(0.5))
+
+
+def test_a_module_that_writes_to_the_data_is_refused_and_has_not():
+    pool = data()
+    with pytest.raises(SpecError, match="writes to its inputs"):
+        run(SPEC, dataset=pool, model=Writing(), compute=CPU)
+    assert torch.equal(pool.x, data().x)
+
+
+class Smoothed(nn.Module):
+    """A loss in units of its own moving average: the examples of one call change the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average = 1.0
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = cross_entropy(outputs, targets)
+        self.average = 0.99 * self.average + 0.01 * losses.detach().mean()
+        return losses / self.average
+
+
+def test_a_loss_that_keeps_a_moving_average_is_refused():
+    with pytest.raises(SpecError, match="called again"):
+        run(SPEC, dataset=data(), model=network(), loss=Smoothed(), compute=CPU)
 
 
 class Crowded(nn.Module):

@@ -2,7 +2,6 @@
 
 from noisegate.simulate.federation import Federation, State, first_state
 from noisegate.simulate.progress import Progress, count_reasons, shares, start
-from noisegate.simulate.recheck import recheck
 from noisegate.simulate.round import play
 from noisegate.simulate.rounds import Rounds
 from noisegate.simulate.train import Training, abreast, accuracy
@@ -18,7 +17,6 @@ __all__ = [
     "count_reasons",
     "first_state",
     "play",
-    "recheck",
     "shares",
     "start",
 ]

@@ -4,7 +4,7 @@ Looked at now and then on a batch of its own, at the model and the uploads of th
 own and writes to nothing that a round reads, so a run's bytes are the same with it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -189,7 +189,7 @@ def _sums_differ_in(run: Federation, model: FlatModel, params: Tensor, sample: S
     rows = owner[picked].unique()
     last = params.new_zeros(int(owner.max()) + 1, len(params))
     last[rows] = sample.last[sample.picked].to(params)
-    x = sight.as_in(sample.x, params)
+    closed, x = replace(closed, own_convolutions=False), sight.as_in(sample.x, params)
     return apart(closed(run.worker, params, x, sample.y, owner, last)[rows], alone, tolerance)
 
 
@@ -197,10 +197,7 @@ def _without_faint(run: Federation, model: FlatModel, params: Tensor, sample: Sa
     """Without the picked workers' examples that are fitted to the last digits, and workers who have no other."""
     other = sample.y.clone()
     other[sample.mine] = (sample.y[sample.mine] + 1) % run.classes
-    own, others = (
-        by_themselves(run, model, params, Sample(**{**vars(sample), "y": labels})).lengths
-        for labels in (sample.y, other)
-    )
+    own, others = (by_themselves(run, model, params, replace(sample, y=labels)).lengths for labels in (sample.y, other))
     keep = torch.ones_like(sample.owner, dtype=torch.bool)
     keep[sample.mine] = own > FAINT * others
     owner = sample.owner[keep]

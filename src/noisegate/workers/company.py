@@ -77,10 +77,8 @@ def closed_form_if_sound(
 
 
 def _check_as_it_is(model: FlatModel, params: Tensor, drawn: Draw, rng: torch.Generator) -> None:
-    """Real examples at the real weights: they have a loss, the same one each time, and it is their own."""
+    """Real examples at the real weights have a loss, and it is their own."""
     try:
-        with torch.no_grad():
-            once, again = (model.losses(params, drawn.x, drawn.y) for _ in range(2))
         sight = _seen(model, None, params, drawn, rng)
     except FAILURES as error:
         if isinstance(error, SpecError):
@@ -88,11 +86,6 @@ def _check_as_it_is(model: FlatModel, params: Tensor, drawn: Draw, rng: torch.Ge
         raise SpecError(
             f"model or loss: fails in a batch of {len(drawn.x)} examples ({first_line(error)}); it must take any number"
         ) from None
-    if differ(once, again, SUSPECT):
-        raise SpecError(
-            "model or loss: gives other losses for the same examples when it is called again, so it keeps state or "
-            "draws random numbers, and an example's gradient is not its own; remove that"
-        )
     if sight.mixes:
         raise SpecError(_refusal(model, params, drawn, sight))
     if sight.broken > BROKEN:

@@ -15,7 +15,7 @@ from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.company import Company, closed_form_if_sound
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
 from noisegate.workers.plain import Plain
-from noisegate.workers.sight import FAILURES, first_line
+from noisegate.workers.sight import FAILURES, SUSPECT, differ, first_line
 
 WAYS = ("auto", "closed-form", "direct")
 ROUNDING = 2**-20
@@ -49,14 +49,24 @@ def choose_sums(
 
 
 def _check_one(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> None:
-    """SpecError if a batch of one has no output of its own, or no gradient."""
+    """SpecError if a batch of one has no output of its own, no gradient, or another loss the next time."""
     try:
         with torch.no_grad():
-            one, two = (model.outputs(params, x[:1].expand(count, *x.shape[1:])) for count in (1, 2))
-        if isinstance(one, Tensor) and isinstance(two, Tensor) and one.shape != (1, *two.shape[1:]):
+            before = x[:1].repeat(2, *(1 for _ in x.shape[1:]))
+            pair = before.clone()
+            one, two = model.outputs(params, pair[:1].clone()), model.outputs(params, pair)
+            once, again = (model.losses(params, x[:2].clone(), y[:2].clone()) for _ in range(2))
+        if not torch.equal(pair, before):
+            raise SpecError("model: writes to its inputs, which are the data; look for an operation in place")
+        if isinstance(one, Tensor) and isinstance(two, Tensor) and (len(two) != 2 or one.shape != (1, *two.shape[1:])):
             raise SpecError(
                 f"model: gives outputs of shape {tuple(one.shape)} for one example and {tuple(two.shape)} for two; it "
                 "must give one row per example, also in a batch of one (look for squeeze() without a dimension)"
+            )
+        if differ(once, again, SUSPECT):
+            raise SpecError(
+                "model or loss: gives other losses for the same examples when it is called again, so it keeps state or "
+                "draws random numbers, and an example's gradient is not its own; remove that"
             )
         per_example_gradients(model, params, x[:1], y[:1])
     except FAILURES as error:
