@@ -12,6 +12,7 @@ from noisegate import Compute, Dataset, PrivacyError, Spec, SpecError, run
 from noisegate.lab.setup import prepare
 from noisegate.models import MODELS, build_model
 from noisegate.simulate import Training, start
+from noisegate.simulate import recheck as looks
 from noisegate.simulate.recheck import recheck
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, cross_entropy
@@ -488,8 +489,8 @@ class Later(nn.Module):
         return (out - 1e9).sqrt() if self.mood == "broken" else out
 
 
-def training(module: nn.Module, rounds: int = 20, every: int = 5, **changes) -> Training:
-    setup = prepare(replace(SPEC, rounds=rounds, evaluate_every=every, **changes), CPU, data(), module)
+def training(module: nn.Module, loss=cross_entropy, rounds: int = 20, every: int = 5, **changes) -> Training:
+    setup = prepare(replace(SPEC, rounds=rounds, evaluate_every=every, **changes), CPU, data(), module, loss)
     return Training(setup.federation, start(setup.federation), setup.x_test, setup.y_test, setup.evaluate_every)
 
 
@@ -504,6 +505,25 @@ def test_a_model_that_changes_during_training_stops_the_run(closed, mood, error,
         going.ahead()
     going.federation.model.module.mood = mood
     with pytest.raises(error, match=says):
+        going.ahead()
+
+
+def test_rounding_does_not_stop_a_run(monkeypatch):
+    asked = []
+    again = looks.sums_still_differ
+    monkeypatch.setattr(looks, "sums_still_differ", lambda *given: asked.append(1) or again(*given))
+    *_, last = training(Jagged())
+    assert last.rounds == 20
+    assert asked
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_model_that_knows_float32_only_is_stopped_too(closed):
+    going = training(Later(closed), loss=only_float32)
+    for _ in range(19):
+        going.ahead()
+    going.federation.model.module.mood = "mixing"
+    with pytest.raises(PrivacyError, match="mixes examples"):
         going.ahead()
 
 
@@ -528,12 +548,22 @@ def test_looking_changes_no_byte(module, attack, monkeypatch):
     assert torch.equal(looked, end())
 
 
-def test_examples_that_are_fitted_to_the_last_digits_are_no_reason_to_stop():
-    going = training(network(bias=False), worker={"name": "normalized", "momentum": 0.0})
-    run_of, state = going.federation, going.settled().state
-    for scale in (1.0, 1e2, 1e4):
-        for t in range(5):
-            recheck(run_of, replace(state, params=state.params * scale), t, data().x_test)
+@pytest.mark.parametrize("scale", [1.0, 10.0, 100.0, 1000.0])
+def test_examples_that_are_fitted_to_the_last_digits_are_no_reason_to_stop(scale):
+    """Their gradients are rounding, of full length once they are normalized."""
+    going = training(network(), worker={"name": "normalized", "momentum": 0.0})
+    state = going.settled().state
+    state = replace(state, params=scale * state.params)
+    own = going.federation.model.outputs(state.params, going.federation.x).argmax(1)
+    fitted = replace(going.federation, y=own)
+    for t in range(5):
+        recheck(fitted, state, t, data().x_test)
+        rng = stream(t, "fitted")
+        sample = looks.sample_of(fitted, state, t, rng)
+        assert not looks.sums_still_differ(fitted, state.params, sample, rng)
+        twin, params = sight.doubled(fitted.model), state.params.double()
+        left = looks._without_faint(fitted, twin, params, replace(sample, x=sample.x.double()))
+        assert (len(left.mine) < len(sample.mine)) == (scale > 1)
 
 
 # Without finite numbers.
