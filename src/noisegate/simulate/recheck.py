@@ -18,14 +18,8 @@ from noisegate.streams import stream
 from noisegate.vectors import FlatModel, add_rows
 from noisegate.workers import ClosedForm, contributions, sight
 
-EXAMPLES = 32
-"""About so many examples are also looked at alone."""
-
 FAINT = 1e-9
 """An example whose gradient is so short beside that for another label is fitted to the last digits: all is rounding."""
-
-BROKEN = 0.5
-"""A larger share of examples without a finite loss and gradient is an error."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +79,7 @@ def recheck(run: Federation, state: State, t: int, x_test: Tensor) -> None:
     if sample is None:
         return
     alone = by_themselves(run, run.model, state.params, sample)
-    if alone.broken > BROKEN:
+    if alone.broken > sight.BROKEN:
         if attacked(run) and not broken_in_any_range(run, state.params, sample):
             return
         raise SpecError(
@@ -93,7 +87,7 @@ def recheck(run: Federation, state: State, t: int, x_test: Tensor) -> None:
             f"{len(sample.mine)} examples, though the parameters are finite; look for a division by zero, a logarithm "
             "or root of what may be zero or negative, or lower rate"
         )
-    check_outputs(run, state.params, t, x_test[:EXAMPLES])
+    check_outputs(run, state.params, t, x_test[: sight.CHOSEN])
     if isinstance(run.sums, ClosedForm):
         mixes = sums_differ(run, state, sample, alone) and sums_still_differ(run, state.params, sample, rng)
     else:
@@ -110,7 +104,7 @@ def recheck(run: Federation, state: State, t: int, x_test: Tensor) -> None:
 def check_outputs(run: Federation, params: Tensor, t: int, x: Tensor) -> None:
     """SpecError if most test examples have no finite output, though the model is finite and nobody attacked it."""
     share = 1 - float(run.model.outputs(params, x).isfinite().flatten(1).all(1).double().mean())
-    if share > BROKEN and not attacked(run):
+    if share > sight.BROKEN and not attacked(run):
         raise SpecError(
             f"round {t}: model: gives no finite output for {share:.0%} of {len(x)} test examples, though it does for "
             "training examples; look at how the two differ, or for a division by zero or a logarithm of zero"
@@ -131,7 +125,7 @@ def sample_of(run: Federation, state: State, t: int, rng: torch.Generator) -> Sa
     if not len(there):
         return None
     shuffled = there[torch.randperm(len(there), generator=rng, device=rng.device)]
-    picked = shuffled[: max(1, EXAMPLES // run.batch)].sort().values
+    picked = shuffled[: max(1, sight.CHOSEN // run.batch)].sort().values
     numbers = active.numbers(batch)[part.places]
     last = state.uploads[part.workers] if active.everyone else state.uploads.index_select(0, rows)
     mine = torch.isin(part.owner, picked).nonzero().flatten()
@@ -145,7 +139,7 @@ def by_themselves(run: Federation, model: FlatModel, params: Tensor, sample: Sam
     last = sample.last[sample.picked].to(params)
     sums, reach = torch.zeros_like(last), params.new_zeros(len(last), 1)
     lengths, finite = [], []
-    for some, own in zip(sample.mine.split(EXAMPLES), who.split(EXAMPLES), strict=True):
+    for some, own in zip(sample.mine.split(sight.CHOSEN), who.split(sight.CHOSEN), strict=True):
         gradients, losses = sight.by_themselves(model, params, sight.as_in(sample.x[some], params), sample.y[some])
         added = contributions(run.worker, gradients, last[own])
         add_rows(sums, own, added)
@@ -176,7 +170,7 @@ def sums_still_differ(run: Federation, params: Tensor, sample: Sample, rng: torc
 
 
 def _sums_differ_in(run: Federation, model: FlatModel, params: Tensor, sample: Sample, tolerance: float) -> bool:
-    closed = ClosedForm.of(model, EXAMPLES)
+    closed = ClosedForm.of(model, sight.CHOSEN)
     if closed is None:
         return False
     sample = _without_faint(run, model, params, sample)
@@ -216,7 +210,7 @@ def apart(sums: Tensor, alone: Alone, tolerance: float) -> bool:
 def company_matters(model: FlatModel, params: Tensor, sample: Sample, rng: torch.Generator) -> bool:
     """Whether one worker's examples in a batch have other losses or gradients than alone, by plain autograd."""
     mine = (sample.owner == sample.picked[0]).nonzero().flatten()
-    chosen = torch.randperm(len(mine), generator=rng, device=rng.device)[:EXAMPLES].sort().values
+    chosen = torch.randperm(len(mine), generator=rng, device=rng.device)[: sight.CHOSEN].sort().values
     signs = torch.randn(len(chosen), generator=rng, device=rng.device)
     drawn = sight.Draw(sample.x[mine], sample.y[mine], chosen, signs)
     if not sight.look(model, None, params, drawn, sight.SUSPECT).mixes:
@@ -227,6 +221,6 @@ def company_matters(model: FlatModel, params: Tensor, sample: Sample, rng: torch
 def broken_in_any_range(run: Federation, params: Tensor, sample: Sample) -> bool:
     """Whether it is not for float32's range that losses and gradients are not finite."""
     try:
-        return by_themselves(run, sight.doubled(run.model), params.double(), sample).broken > BROKEN
+        return by_themselves(run, sight.doubled(run.model), params.double(), sample).broken > sight.BROKEN
     except sight.FAILURES:
         return False

@@ -17,15 +17,21 @@ from noisegate.room import CACHED
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.workers.closed_form import ClosedForm
-from noisegate.workers.sight import FAILURES, SHAKE, SUSPECT, Draw, Sight, differ, first_line, look, look_again
-
-CHOSEN = 32
-"""Examples of a batch that are also looked at alone."""
+from noisegate.workers.sight import (
+    BROKEN,
+    CHOSEN,
+    FAILURES,
+    SHAKE,
+    SUSPECT,
+    Draw,
+    Sight,
+    differ,
+    first_line,
+    look,
+    look_again,
+)
 
 LABELS = "as they are", "shuffled", "random"
-
-BROKEN = 0.5
-"""A larger share of examples without a finite loss and gradient is an error. They contribute nothing, as they must."""
 
 
 @dataclass(frozen=True)

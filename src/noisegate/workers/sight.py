@@ -22,8 +22,11 @@ NEXT_TO_LONGEST = 1e-3
 SHAKE = 0.01
 """Standard deviation of what is added to weights, so that no gradient is zero by the way they begin."""
 
-AT_ONCE = 32
-"""Gradients that exist at the same time where a whole batch's are looked at."""
+CHOSEN = 32
+"""Examples of a batch that are also looked at alone."""
+
+BROKEN = 0.5
+"""A larger share of examples without a finite loss and gradient is an error. They contribute nothing, as they must."""
 
 FAILURES = (RuntimeError, ValueError, TypeError, IndexError)
 """What torch raises for modules and losses that cannot do what they are asked to."""
@@ -136,7 +139,7 @@ def _without_broken(model: FlatModel, params: Tensor, drawn: Draw) -> tuple[Draw
     finite = torch.cat(
         [
             per_example_gradients(model, params, x, y).isfinite().all(1)
-            for x, y in zip(drawn.x.split(AT_ONCE), drawn.y.split(AT_ONCE), strict=True)
+            for x, y in zip(drawn.x.split(CHOSEN), drawn.y.split(CHOSEN), strict=True)
         ]
     )
     kept = finite[drawn.chosen]
