@@ -21,7 +21,7 @@ from noisegate.simulate import Federation
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
 from noisegate.views import Rule, Worker
-from noisegate.workers import choose_sums
+from noisegate.workers import Company, choose_sums
 
 DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
 """For data that a user brings."""
@@ -155,9 +155,10 @@ def prepare(
     known = _held_by_liars(spec, parts, lying, "known")[:MOST_KNOWN].to(device)
     memory = compute.scratch()
     chunk = max(1, min(compute.chunk, memory // (4 * GRADIENT_COPIES * model.d)))
+    company = Company(spec.batch, honest + byzantine, memory, spec.seed)
     federation = Federation(
         model=model,
-        sums=choose_sums(model, model.initial(), x[:4], y[:4], chunk=chunk),
+        sums=choose_sums(model, model.initial(), x, y, chunk=chunk, company=company),
         worker=worker,
         sampling=sampling,
         attack=attack,

@@ -10,15 +10,12 @@ from torch.nn import functional
 
 from noisegate.entropy import Randomness, Secret
 from noisegate.errors import SpecError
-from noisegate.room import TAIL, Room
+from noisegate.room import CACHED, TAIL, Room
 from noisegate.sampling import Batch, Draw, Sampling
 from noisegate.streams import rewind
 from noisegate.vectors import FlatModel
 from noisegate.views import Attack, Memory, Rule, Worker
 from noisegate.workers import Sums, rounded_sensitivity
-
-CACHED = 2**24
-"""Floats of work at a time that a CPU is fastest with."""
 
 
 @dataclass(frozen=True, eq=False)
