@@ -267,14 +267,15 @@ def _signs(worker: Worker, d: int) -> int:
 
 def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling, signs: int) -> Privacy:
     """Calibrate, or check the noise that was given. Never less noise than the budget needs, never a guess."""
+    chosen = None if spec.delta == "paper" else spec.delta
     asked = {
         "rounds": rounds,
         "sampling": sampling,
-        "delta": spec.delta,
+        "delta": chosen,
         "accountant": spec.accountant,
         "signs": signs,
     }
-    delta = spec.delta or privacy.default_delta(min(sizes))
+    delta = chosen or privacy.default_delta(min(sizes))
     if spec.sigma == 0:
         if signs:
             raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")

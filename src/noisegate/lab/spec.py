@@ -9,13 +9,14 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
 from noisegate.catalog import build, find, settle, typed
+from noisegate.data import SOURCES
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS
 from noisegate.sampling import SAMPLINGS
@@ -46,13 +47,14 @@ class Spec:
     begins; attack_asleep: what it does until then. gamma: the share the server believes honest. non_iid: the paper's
     partition; dirichlet: the concentration of another. auxiliary: the server's examples per class; auxiliary_from: the
     data set that they are from, if not the workers'. A sigma of 0 is no noise and no privacy.
-    batch, worker, rate: 16, "normalized" and 0.2, unless the aggregator goes with others (`guerraoui` and its like).
+    batch, worker, rate: 16, "normalized" and 0.2, unless the data set has others (digits), or the aggregator goes with
+    others (`guerraoui` and its like), which come first.
     """
 
     dataset: str = "digits"
     model: str | None = None
     epsilon: float | None = None
-    delta: float | None = None
+    delta: float | Literal["paper"] | None = None
     sigma: float | None = None
     sigma_base: float | None = None
     accountant: str = "pld"
@@ -77,10 +79,10 @@ class Spec:
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
-        partner = partner_of(self.aggregator)
-        for name, default in DEFAULTS.items():
+        usual = DEFAULTS | usual_of(self.dataset) | partner_of(self.aggregator)
+        for name in DEFAULTS:
             if getattr(self, name) is None:
-                object.__setattr__(self, name, partner.get(name, default))
+                object.__setattr__(self, name, usual[name])
         for name in self.__dataclass_fields__:
             object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
         for name, table in PARTS.items():  # one form for each part, so that equal specs compare equal
@@ -88,8 +90,10 @@ class Spec:
         checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         if self.attack_start == 0:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
-        for name in ("epsilon", "delta", "sigma_base", "dirichlet"):
+        for name in ("epsilon", "sigma_base", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
+        if self.delta != "paper":
+            _optional(checks.positive, "delta", self.delta)
         if self.sigma != 0:
             _optional(checks.positive, "sigma", self.sigma)
         elif self.epsilon is not None:
@@ -100,7 +104,7 @@ class Spec:
             raise checks.refuse("rounds", self.rounds, f"must be at most {MOST_ROUNDS}")
         if self.sampling == "fixed" and self.accountant == "pld":
             raise checks.refuse("accountant", "pld", 'cannot price sampling = "fixed"; use accountant = "rdp"')
-        if self.delta is not None and self.delta >= 1:
+        if isinstance(self.delta, float) and self.delta >= 1:
             raise checks.refuse("delta", self.delta, "must be below 1")
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise checks.refuse("gamma", self.gamma, "must be above 0 and at most 1")
@@ -157,7 +161,10 @@ class Spec:
 
     def name(self) -> str:
         """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
-        digest = hashlib.sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()
+        settings = self.canonical()
+        # Runs of the paper's delta keep their names: before there was a choice, no delta meant the paper's.
+        settings["delta"] = {"paper": None, None: "default"}.get(self.delta, self.delta)
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         return f"{Path(self.dataset).stem}-{digest[:12]}"
 
     def to_toml(self) -> str:
@@ -166,13 +173,19 @@ class Spec:
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
 
 
-def partner_of(aggregator: Any) -> Mapping[str, Any]:
+def partner_of(aggregator: Any) -> dict[str, Any]:
     """The settings of a run that an aggregator goes with, where the user gives none."""
     name = aggregator.get("name") if isinstance(aggregator, Mapping) else aggregator
     if not isinstance(name, str):
         return {}  # which `settle` will refuse
-    partner: Mapping[str, Any] = getattr(find("aggregator", name, AGGREGATORS), "goes_with", {})
-    return partner
+    return dict(getattr(find("aggregator", name, AGGREGATORS), "goes_with", {}))
+
+
+def usual_of(dataset: Any) -> dict[str, Any]:
+    """The batch and rate of a data set that has its own."""
+    source = SOURCES.get(dataset) if isinstance(dataset, str) else None
+    own = {"batch": source.batch, "rate": source.rate} if source else {}
+    return {name: value for name, value in own.items() if value is not None}
 
 
 def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:

@@ -135,7 +135,8 @@ def privacy_spent(record: RunRecord) -> Spent:
     points = sorted({round(t) for t in np.linspace(0, total, PRIVACY_POINTS + 1)} | {0, min(1, total), total})
     try:
         signs = int(result["parameters"]) if spec.build_worker().mechanism == "signs" else 0
-        examples = _examples(result, spec.delta, spec.batch, spec.sampling, spec.accountant, signs)
+        chosen = None if spec.delta == "paper" else spec.delta
+        examples = _examples(result, chosen, spec.batch, spec.sampling, spec.accountant, signs)
         if examples is None:
             raise ValueError
         asked = {
