@@ -83,7 +83,9 @@ def test_the_band_can_fail():
 
 
 def test_more_noise_learns_less():
-    tight = [run(replace(reference(Spec(delta=DELTA)), epsilon=0.125, seed=seed), compute=CPU).accuracy for seed in SEEDS]
+    tight = [
+        run(replace(reference(Spec(delta=DELTA)), epsilon=0.125, seed=seed), compute=CPU).accuracy for seed in SEEDS
+    ]
     # Measured: 0.19, deviation 0.08.
     assert mean(tight) < 0.5 < mean(over_seeds("reference"))
 

@@ -163,7 +163,7 @@ class Spec:
         """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
         settings = self.canonical()
         # Runs of the paper's delta keep their names: before there was a choice, no delta meant the paper's.
-        settings["delta"] = {"paper": None, None: "default"}.get(self.delta, self.delta)
+        settings["delta"] = None if self.delta == "paper" else self.delta or "default"
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
         return f"{Path(self.dataset).stem}-{digest[:12]}"
 
