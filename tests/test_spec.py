@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from noisegate import Compute, Spec, SpecError
+from noisegate.data import SOURCES
 from noisegate.lab import make_spec, read_spec, reference, undefended
 
 positive = st.floats(1e-9, 1e9)
@@ -154,7 +155,8 @@ OTHERWISE = {
 
 def test_names_are_those_of_earlier_versions():
     """A setting that is new and not used changes no name, so that run folders are found again."""
-    assert Spec(aggregator="two-stage", delta="paper").name() == "digits-77e7d4db9158"  # it was the only delta
+    earlier = {"batch": 16, "rate": 0.2, "delta": "paper"}  # which were the defaults
+    assert Spec(aggregator="two-stage", **earlier).name() == "digits-77e7d4db9158"
     assert Spec(aggregator="two-stage").name() != "digits-77e7d4db9158"
     assert not {"auxiliary_from", "declared", "secret"} & Spec().canonical().keys()
     assert Spec(auxiliary_from="kmnist").canonical()["auxiliary_from"] == "kmnist"
@@ -284,6 +286,21 @@ def test_a_missing_file_is_refused(tmp_path):
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(SpecError, match="cannot be read"):
             read_spec(path)
+
+
+def test_batch_and_rate_are_the_users_then_the_aggregators_then_the_data_sets():
+    digits = SOURCES["digits"]
+    assert (digits.batch, digits.rate) != (16, 0.2), "nothing to tell apart"
+    assert (Spec().batch, Spec().rate) == (digits.batch, digits.rate)
+    assert (Spec(dataset="mine.npz").batch, Spec(dataset="mine.npz").rate) == (16, 0.2)
+    for name in SOURCES.keys() - {"digits"}:
+        assert (Spec(dataset=name).batch, Spec(dataset=name).rate) == (16, 0.2)
+    brought = Spec(aggregator="ma-sign")
+    assert (brought.batch, brought.rate) == (2, 0.3)
+    assert (Spec(batch=16).batch, Spec(batch=16).rate) == (16, digits.rate)
+    assert Spec(batch=7, rate=0.2, aggregator="ma-sign").batch == 7
+    written_out = Spec(batch=digits.batch, rate=digits.rate)
+    assert (written_out, written_out.name()) == (Spec(), Spec().name())
 
 
 def test_reference_and_undefended_change_what_they_say():

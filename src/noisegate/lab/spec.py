@@ -16,6 +16,7 @@ from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
 from noisegate.catalog import build, find, settle, typed
+from noisegate.data import SOURCES
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.sampling import SAMPLINGS
@@ -49,7 +50,8 @@ class Spec:
     partition; dirichlet: the concentration of another. auxiliary: the server's examples per class; auxiliary_from: the
     data set that they are from, if not the workers'. A sigma of 0 is no noise and no privacy.
     secret: noise and batches come from the operating system, and nobody can draw them again: for what is published.
-    batch, worker, rate: 16, "normalized" and 0.2, unless the aggregator goes with others (`guerraoui` and its like).
+    batch, worker, rate: 16, "normalized" and 0.2, unless the data set has others (digits), or the aggregator goes with
+    others (`guerraoui` and its like), which come first.
     """
 
     dataset: str = "digits"
@@ -82,10 +84,10 @@ class Spec:
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
-        partner = partner_of(self.aggregator)
-        for name, default in DEFAULTS.items():
+        usual = DEFAULTS | usual_of(self.dataset) | partner_of(self.aggregator)
+        for name in DEFAULTS:
             if getattr(self, name) is None:
-                object.__setattr__(self, name, partner.get(name, default))
+                object.__setattr__(self, name, usual[name])
         for name in self.__dataclass_fields__:
             object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
         for name, table in PARTS.items():  # one form for each part, so that equal specs compare equal
@@ -175,13 +177,19 @@ class Spec:
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
 
 
-def partner_of(aggregator: Any) -> Mapping[str, Any]:
+def partner_of(aggregator: Any) -> dict[str, Any]:
     """The settings of a run that an aggregator goes with, where the user gives none."""
     name = aggregator.get("name") if isinstance(aggregator, Mapping) else aggregator
     if not isinstance(name, str):
         return {}  # which `settle` will refuse
-    partner: Mapping[str, Any] = getattr(find("aggregator", name, AGGREGATORS), "goes_with", {})
-    return partner
+    return dict(getattr(find("aggregator", name, AGGREGATORS), "goes_with", {}))
+
+
+def usual_of(dataset: Any) -> dict[str, Any]:
+    """The batch and rate of a data set that has its own."""
+    source = SOURCES.get(dataset) if isinstance(dataset, str) else None
+    own = {"batch": source.batch, "rate": source.rate} if source else {}
+    return {name: value for name, value in own.items() if value is not None}
 
 
 def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:
