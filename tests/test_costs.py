@@ -2,10 +2,12 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from noisegate.cli.table import _promise
 from noisegate.lab import Spec, costs
 from noisegate.privacy import Cost, epsilon, together
 from noisegate.sampling import Poisson
@@ -130,3 +132,16 @@ def test_a_red_team_says_what_it_cost(cli):
     assert math.isfinite(found["epsilon_together"])
     people = cli(*flags).out
     assert f"privacy: {found['trainings']} trainings on digits cost an example epsilon" in people
+
+
+def test_the_table_says_the_same_noise_in_every_way():
+    told = result(epsilon_at_1e_5=3.494, mu=0.844, accountant="pld")
+    run = SimpleNamespace(**told, as_dict=lambda: told)
+    rows = {name.strip(): (number, words) for name, number, words in _promise(run, bill(told, told, told))}
+    assert rows["epsilon"][0] == "1.999"
+    assert "delta 0.0043, sigma 2.438, PLD; one example of one worker added or removed" in rows["epsilon"][1]
+    assert rows["at delta 1e-5"][0] == "3.494"
+    assert "mu 0.844: at least as private as mu-GDP at every delta of 1e-10 or more" in rows["at delta 1e-5"][1]
+    assert rows["together"][0] == "4.029"
+    assert "all 3 trainings" in rows["together"][1]
+    assert "together" not in {name.strip() for name, *_ in _promise(run, bill(told))}, "one training: nothing to add"

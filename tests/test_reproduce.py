@@ -124,6 +124,11 @@ def test_the_noise_keeps_its_budget_and_wastes_little(dataset, budget):
     assert 0.99 * budget <= found <= budget
 
 
+def test_every_experiment_has_the_papers_delta():
+    for name in (*paper.names(), paper.QUICK):
+        assert {spec.delta for spec in paper.load(name, seeds=[1]).specs} == {"paper"}
+
+
 def test_what_an_experiment_does_not_vary_narrows_it_too():
     assert not paper.load("adaptive", only={"non_iid": [True]}).cells, "it is iid"
     assert not paper.load("no-privacy", only={"epsilon": [0.125]}).cells, "it has no budget"
@@ -438,6 +443,8 @@ def test_the_command_runs_compares_and_leaves_what_it_found(tmp_path):
     assert found.exit_code == 0
     told = json.loads(found.stdout)
     assert told["passed"]
+    assert told["trainings"] == 2
+    assert [row["data"] for row in told["together"]] == ["digits"]
     (cell,) = told["experiments"][0]["cells"]
     assert cell["verdict"] == "within"
     assert len(cell["ours"]) == 1
@@ -447,6 +454,7 @@ def test_the_command_runs_compares_and_leaves_what_it_found(tmp_path):
     again = call(*chosen, "--from", tmp_path / "runs.csv", "--docs", tmp_path / "page.md")
     assert again.exit_code == 0
     assert "within" in again.stdout
+    assert "trainings on" not in again.stdout, "nothing was trained"
     assert "Runs: 2" in (tmp_path / "page.md").read_text()
     before = sorted((tmp_path / "store" / "runs").glob("*/result.json"))
     times = [path.stat().st_mtime_ns for path in before]

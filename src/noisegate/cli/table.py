@@ -76,7 +76,11 @@ def _promise(result: Result, cost: Bill) -> Iterator[tuple[str, str, str]]:
         told = result.as_dict()
         if (common := told.get("epsilon_at_1e_5")) is not None:
             mu = told.get("mu")
-            curve = f"; mu {mu:.3f}: as private as mu-GDP at every delta of 1e-10 or more" if mu is not None else ""
+            curve = (
+                f"; mu {mu:.3f}: at least as private as mu-GDP at every delta of 1e-10 or more"
+                if mu is not None
+                else ""
+            )
             yield "  at delta 1e-5", f"{common:.3f}", f"epsilon of the same noise{curve}"
     if cost.epsilon is None:
         yield "  together", "none", f"{cost.trainings} trained on this data: {cost.note}"
