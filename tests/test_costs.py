@@ -12,16 +12,17 @@ from noisegate.lab import Spec, costs
 from noisegate.privacy import Cost, epsilon, together
 from noisegate.sampling import Poisson
 
-OLD_DIGITS = {"sigma": 2.438, "rounds": 267, "declared": 141, "parameters": 2410, "copies": 1}
+OLD_DIGITS = {"sigma": 2.438, "rounds": 267, "sampling_rate": 16 / 141, "parameters": 2410, "copies": 1}
+BATCH_16 = Spec(batch=16)
 DELTA = 141**-1.1
-SHORT = ["--rounds", "3", "--sigma", "1.5", "--declared", "141", "--device", "cpu"]
+SHORT = ["--rounds", "3", "--sigma", "1.5", "--declared", "141", "--batch", "16", "--device", "cpu"]
 
 
 def result(spec: Spec | None = None, **changed):
     """What a result says of a run; by default one on digits as it was when delta was the paper's."""
     spent = epsilon(2.438, examples=141, rounds=267, sampling=Poisson(16), delta=DELTA)
     settings = {"epsilon": spent, "delta": DELTA, **OLD_DIGITS, **changed}
-    return {"spec": (spec or Spec()).canonical(), **settings}
+    return {"spec": (spec or BATCH_16).canonical(), **settings}
 
 
 def bill(*results):
@@ -58,7 +59,7 @@ def test_copies_cost_as_often_as_there_are():
 def test_data_sets_are_apart_and_a_file_is_the_same_by_any_path(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.savez("mine.npz", x=np.zeros((2, 2)), y=np.zeros(2))
-    specs = [Spec(), Spec(dataset="mnist"), Spec(dataset="mine.npz"), Spec(dataset=str(tmp_path / "." / "mine.npz"))]
+    specs = [BATCH_16, Spec(dataset="mnist"), Spec(dataset="mine.npz"), Spec(dataset=str(tmp_path / "." / "mine.npz"))]
     found = costs.bills(costs.training_of(result(spec)) for spec in specs)
     assert [one.trainings for one in found] == [1, 1, 2]
     assert found[2].data == str(tmp_path / "mine.npz")
@@ -80,9 +81,7 @@ def test_without_noise_no_bound_exists():
 
 
 def test_what_cannot_be_priced_says_why():
-    old = {key: value for key, value in result().items() if key != "declared"}
-    assert bill(old, old).note == "2 do not say how many examples were declared"
-    fixed = result(Spec(sampling="fixed", accountant="rdp"), sampling_rate=16 / 100)
+    fixed = result(Spec(sampling="fixed", accountant="rdp", batch=16), sampling_rate=16 / 100)
     assert "no common price" in bill(result(), fixed).note
     assert costs.training_of(fixed).cost.declared == 100, "the smallest worker's"
 
@@ -114,7 +113,7 @@ def test_run_without_noise_says_that_there_is_no_bound(cli):
 
 
 def test_sweeps_count_what_was_done_before(cli, tmp_path):
-    head = 'rounds = 2\nsigma = 1.5\ndeclared = 141\naggregator = "mean"\n'
+    head = 'rounds = 2\nbatch = 16\nsigma = 1.5\ndeclared = 141\naggregator = "mean"\n'
     for seeds in ("[1]", "[1, 2]"):
         (tmp_path / "grid.toml").write_text(f"{head}[sweep]\nseed = {seeds}\n")
         found = cli("sweep", "grid.toml", "--device", "cpu", "--jobs", "1", "--json").json

@@ -20,13 +20,13 @@ from noisegate.privacy import Cost
 
 @dataclass(frozen=True)
 class Training:
-    """One run. data: what tells its data from others'. cost: None if the result does not say enough.
+    """One run. data: what tells its data from others'.
 
     epsilon: of this run alone, None without noise. delta: what it was priced with.
     """
 
     data: str
-    cost: Cost | None
+    cost: Cost
     epsilon: float | None
     delta: float
 
@@ -53,20 +53,15 @@ class Bill:
 def training_of(result: Mapping[str, Any]) -> Training:
     """From the fields of a result."""
     spec = make_spec(result["spec"], "result")
-    declared = result.get("declared") or spec.declared
-    if spec.sampling == "fixed" and result.get("sampling_rate"):  # of the smallest worker, which pays most
-        declared = round(spec.batch / result["sampling_rate"])
-    cost = None
-    if declared or result["sigma"] == 0:
-        cost = Cost(
-            declared=declared or spec.batch,
-            batch=spec.batch,
-            sampling=spec.sampling,
-            sigma=result["sigma"],
-            rounds=result["rounds"],
-            signs=result["parameters"] if spec.build_worker().mechanism == "signs" else 0,
-            times=result.get("copies") or 1,
-        )
+    cost = Cost(
+        declared=round(spec.batch / result["sampling_rate"]),  # under `fixed` that of the smallest, who pays most
+        batch=spec.batch,
+        sampling=spec.sampling,
+        sigma=result["sigma"],
+        rounds=result["rounds"],
+        signs=result["parameters"] if spec.build_worker().mechanism == "signs" else 0,
+        times=result["copies"],
+    )
     return Training(data_of(spec), cost, result["epsilon"], result["delta"])
 
 
@@ -78,12 +73,9 @@ def trainings_of(cells: Iterable[Cell]) -> list[Training]:
 def terms_of(spec: Spec, setup: Setup) -> Training:
     """The same from a run that is ready to start."""
     federation, promise = setup.federation, setup.privacy
-    honest = ~federation.byzantine
-    told = vars(promise)
     fields = {
-        "declared": told.get("declared"),
-        "sampling_rate": spec.batch / int(federation.sizes[honest].min()),
-        "copies": told.get("copies"),
+        "sampling_rate": promise.sampling_rate,
+        "copies": promise.copies,
         "parameters": federation.model.d,
         "rounds": federation.rounds,
         "sigma": promise.sigma,
@@ -95,7 +87,7 @@ def terms_of(spec: Spec, setup: Setup) -> Training:
 
 def without_copies(training: Training) -> Training:
     """The same where no two workers that behave hold an example."""
-    return replace(training, cost=replace(training.cost, times=1) if training.cost else None)
+    return replace(training, cost=replace(training.cost, times=1))
 
 
 def data_of(spec: Spec) -> str:
@@ -114,14 +106,12 @@ def bills(trainings: Iterable[Training]) -> list[Bill]:
 
 def _bill(data: str, some: Sequence[Training]) -> Bill:
     delta = min(training.delta for training in some)
-    costs = [training.cost for training in some if training.cost is not None]
+    costs = [training.cost for training in some]
     bill = Bill(data, len(some), None, delta)
     if bare := sum(cost.sigma == 0 for cost in costs):
         return replace(bill, note=f"{bare} had no noise, so no bound exists")
     if len(some) == 1 and all(cost.times == 1 for cost in costs):
         return replace(bill, epsilon=some[0].epsilon)
-    if missing := len(some) - len(costs):
-        return replace(bill, note=f"{missing} do not say how many examples were declared")
     try:
         spent = privacy.together(costs, delta)
     except PrivacyError as error:

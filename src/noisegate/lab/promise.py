@@ -79,7 +79,7 @@ def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
         "accountant": spec.accountant,
         "signs": roster.signs,
     }
-    public = sampling.relation, roster.declared, sampling.rate(roster.declared)
+    public = sampling.relation, roster.declared, sampling.rate(min(priced))  # of the smallest worker, if they differ
     if spec.sigma == 0:
         if roster.signs:
             raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")
