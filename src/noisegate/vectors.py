@@ -119,9 +119,9 @@ def receive(uploads: Any, workers: int, d: int, like: Tensor, in_place: bool = F
     """Anything at all -> (uploads, norms, present): finite rows, their lengths, and which of them were well formed.
 
     An upload whose length overflows the floating-point type counts as malformed, and becomes a row of zeros.
-    in_place: `uploads` is a (workers, d) tensor of the caller's own, and may be written to.
+    in_place: `uploads` is a (workers, d) tensor of the caller's own making, and may be written to.
     """
-    rows = as_rows(uploads, workers, d, like)
+    rows = uploads if in_place else as_rows(uploads, workers, d, like)
     norms = torch.linalg.vector_norm(rows, dim=1)
     present = norms < torch.inf  # nor is NaN
     if rows.is_cuda or not bool(present.all()):  # to look would make the host wait for the device
