@@ -40,7 +40,7 @@ def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
         except SpecError as error:
             raise SpecError(f"{what} {checks.shown(name)}: {error}") from None
         except TypeError as error:
-            raise SpecError(f"{what} = {checks.shown(name)}: cannot be made ({checks.plain(str(error))})") from None
+            raise SpecError(f"{what} = {checks.shown(name)}: cannot be made ({checks.told(error)})") from None
 
 
 def settle(what: str, request: str | Mapping[str, Any], table: Table) -> dict[str, Any]:
@@ -157,12 +157,4 @@ def _strangers(what: str, path: str, problem: str, remedy: str = "") -> Iterator
         raise
     except BaseException as error:  # noqa: BLE001  # anyone's code may raise anything
         kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
-        raise checks.refuse(what, path, f"{problem} ({kind}{checks.plain(_told(error))}){remedy}") from None
-
-
-def _told(error: BaseException) -> str:
-    """An error's own words, if it has any."""
-    try:
-        return str(error)[: checks.MOST_SHOWN]
-    except Exception:  # noqa: BLE001  # it is a stranger's
-        return "?"
+        raise checks.refuse(what, path, f"{problem} ({kind}{checks.told(error)}){remedy}") from None

@@ -47,6 +47,14 @@ def shown(value: object) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
 
 
+def told(error: BaseException) -> str:
+    """An error's own words on one line, if it has any. It may be of a stranger's class."""
+    try:
+        return plain(" ".join(str(error).split()))[: 5 * MOST_SHOWN]
+    except Exception:  # noqa: BLE001  # even to ask for its words may raise
+        return "?"
+
+
 def _number(value: object) -> bool:
     if isinstance(value, int) and abs(value) > LARGEST:
         return False

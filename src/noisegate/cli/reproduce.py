@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from noisegate.cli.progress import play
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
 from noisegate.lab import estimate, paper
@@ -48,6 +48,9 @@ def reproduce_command(
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     memory: Annotated[int | None, typer.Option(help="MiB of a run beside its uploads.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that a run may take; then it has failed. [no limit]")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs; those that are there are not repeated.")] = Path(
         "runs/reproduce"
     ),
@@ -73,7 +76,7 @@ def reproduce_command(
         _list(chosen, _load_one(QUICK, seeds, aggregator, only), compute)
         return
     specs = list({spec.name(): spec for one in chosen for spec in needed(one)}.values())
-    records = _read(source) if source is not None else _run(specs, out, engine, compute, jobs, as_json)
+    records = _read(source) if source is not None else _run(specs, out, engine, compute, jobs, as_json, time_limit)
     found = {one.name: outcomes(one, records) for one in chosen}
     verdicts = claims(found) if any(one.name in CLAIMED for one in chosen) else []
     if source is None:
@@ -151,13 +154,21 @@ def _numbers(name: str, text: str, kind: Any) -> list[Any]:
 
 
 def _run(
-    specs: Sequence[Spec], out: Path, engine: str, compute: Compute, jobs: int | None, quiet: bool
+    specs: Sequence[Spec],
+    out: Path,
+    engine: str,
+    compute: Compute,
+    jobs: int | None,
+    quiet: bool,
+    time_limit: float | None,
 ) -> dict[str, Record]:
     folder, kind = SweepFolder(out), _engine(engine)
-    hire(kind, folder, compute, jobs)  # so that a mistake is told before anything is written
+    hire(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
     folder.check(specs)
     folder.keep_list(specs)
-    cells = play("reproduce", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=quiet)
+    cells = play(
+        "reproduce", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=quiet, time_limit=time_limit
+    )
     return {cell.spec.name(): record(folder, cell) for cell in cells}
 
 

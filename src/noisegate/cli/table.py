@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from noisegate.aggregators import Robust
+from noisegate.cli.terminal import Console
 from noisegate.lab import Result, Spec
 from noisegate.lab.setup import STATED
 
