@@ -1,7 +1,6 @@
 """Sweeps: what a grid is, what is kept, and that neither a kill nor a second sweep loses or doubles a run."""
 
 import json
-import os
 import signal
 import sys
 import threading

@@ -15,7 +15,7 @@ from noisegate.errors import SpecError
 LARGEST = 2**128 - 1
 """The largest whole number that a setting can be: no seed needs more digits."""
 
-MODERATE = 1e-9, 1e9
+MODERATE = 1e-6, 1e9
 """Between these lie numbers that float32 can add, multiply and divide by one another without becoming 0 or infinite."""
 
 MOST_SHOWN = 200

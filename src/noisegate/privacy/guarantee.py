@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from noisegate.checks import count, positive, refuse
+from noisegate.checks import count, moderate, positive, refuse
 from noisegate.errors import PrivacyError
 from noisegate.privacy.calibration import noise_for
 from noisegate.privacy.pricing import Ask, ask_of, spent_by
@@ -50,7 +50,7 @@ def epsilon(
     signs: int = 0,
 ) -> float:
     """The epsilon that so many rounds with noise multiplier `sigma` cost a worker; no rounds cost nothing."""
-    positive(sigma=sigma)
+    moderate(sigma=sigma)
     return _finite(ask_of(examples, rounds, sampling, delta, accountant, signs), float(sigma))
 
 
@@ -96,7 +96,7 @@ def guarantee(
         positive(epsilon=epsilon)
         count(rounds=rounds)
         sigma = noise_for(ask, float(epsilon))
-    positive(sigma=sigma)
+    moderate(sigma=sigma)
     noise = float(sigma)  # type: ignore[arg-type]
     rate = sampling.rate(examples)
     return Guarantee(
