@@ -1,7 +1,6 @@
 """Sweeps: what a grid is, what is kept, and that neither a kill nor a second sweep loses or doubles a run."""
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -505,7 +504,7 @@ def test_two_sweeps_at_once_do_every_run_once(spawn, cli, grid, begun, tmp_path)
     assert (first.status, other.returncode) == (0, 0), (first.err, err)
     assert first.json == json.loads(out)
     assert first.json["done"] == 6
-    assert set(begun()) == {str(other.pid), str(os.getpid())}
+    assert len(set(begun())) == 2  # a process each, for an attack that may end its process
     assert len(begun()) == 6
     folder = SweepFolder(tmp_path / "found")
     assert not list(folder.path.rglob("*.part"))

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
+from noisegate.cli.terminal import Console
 from noisegate.data import SOURCES
 from noisegate.lab.spec import DEFAULTS, usual_of
 from noisegate.models import MODELS

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from noisegate.checks import refuse
+from noisegate.checks import plain, refuse
 from noisegate.cli.findings import as_json as as_json_of
 from noisegate.cli.findings import show_findings
 from noisegate.cli.privacy import read_delta
 from noisegate.cli.progress import runs
 from noisegate.cli.run import SILENCE, gather, run_command
 from noisegate.cli.table import show_costs
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
 from noisegate.lab import Findings, Spec, costs, red_team
@@ -54,6 +54,9 @@ def redteam_command(
         str, typer.Option(help="Other seeds on which the worst case is repeated in the end, as 2,3,4. [none]")
     ] = "",
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that a run may take; then it has failed. [no limit]")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder; a search that is there goes on. [runs/redteam-NAME]")
     ] = None,
@@ -73,7 +76,7 @@ def redteam_command(
     spec = gather(spec_file, flags, settings)
     others, repeats = _numbers("shares", shares, float), _numbers("seeds", seeds, int)
     check_search(spec, budget, others)
-    crew = Crew(compute, jobs)
+    crew = Crew(compute, jobs, time_limit=time_limit)
     # What is wrong with the configuration itself is said once, and not once for every attack.
     setup = prepare(behaved(spec), compute)
     _check_somebody_lies(spec, others, setup)
@@ -184,7 +187,7 @@ def _watched(console: Console, budget: int, share: float) -> Iterator[Any]:
 
 def _ended(trial: Trial) -> str:
     """What has ended, in a few words."""
-    told = "reference" if trial.spec.byzantine == 0 else describe(trial)
+    told = "reference" if trial.spec.byzantine == 0 else plain(describe(trial))
     if trial.stage == "shares":
         told += f" at {trial.spec.byzantine:.0%}"
     if trial.stage == "seeds":

@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from noisegate.cli.progress import play
 from noisegate.cli.table import show_costs
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
 from noisegate.lab import costs, estimate, paper
@@ -49,6 +49,9 @@ def reproduce_command(
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     memory: Annotated[int | None, typer.Option(help="MiB of a run beside its uploads.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that a run may take; then it has failed. [no limit]")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs; those that are there are not repeated.")] = Path(
         "runs/reproduce"
     ),
@@ -74,7 +77,7 @@ def reproduce_command(
         _list(chosen, _load_one(QUICK, seeds, aggregator, only), compute)
         return
     specs = list({spec.name(): spec for one in chosen for spec in needed(one)}.values())
-    cells = _run(specs, out, engine, compute, jobs, as_json) if source is None else []
+    cells = _run(specs, out, engine, compute, jobs, as_json, time_limit) if source is None else []
     records = (
         _read(source) if source is not None else {cell.spec.name(): record(SweepFolder(out), cell) for cell in cells}
     )
@@ -157,12 +160,20 @@ def _numbers(name: str, text: str, kind: Any) -> list[Any]:
         raise SpecError(f"{name} = {text!r}: must be numbers with commas between them, as 2,0.5") from None
 
 
-def _run(specs: Sequence[Spec], out: Path, engine: str, compute: Compute, jobs: int | None, quiet: bool) -> list[Cell]:
+def _run(
+    specs: Sequence[Spec],
+    out: Path,
+    engine: str,
+    compute: Compute,
+    jobs: int | None,
+    quiet: bool,
+    time_limit: float | None,
+) -> list[Cell]:
     folder, kind = SweepFolder(out), _engine(engine)
-    hire(kind, folder, compute, jobs)  # so that a mistake is told before anything is written
+    hire(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
     folder.check(specs)
     folder.keep_list(specs)
-    return play("reproduce", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=quiet)
+    return play("reproduce", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=quiet, time_limit=time_limit)
 
 
 def _engine(engine: str) -> Engine:

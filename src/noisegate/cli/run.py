@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisegate.cli.privacy import read_delta
 from noisegate.cli.table import show_result
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
 from noisegate.lab import Result, Spec, costs, make_spec, read_settings, reference, run, undefended

@@ -7,11 +7,11 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from noisegate.cli.progress import play, runs, there
 from noisegate.cli.table import show_costs
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.lab import Spec, costs
 from noisegate.lab.plot import part
@@ -32,6 +32,9 @@ def sweep_command(
     memory: Annotated[
         int | None, typer.Option(help="MiB of each run beside the uploads of two rounds. [1024; 8192 on CUDA]")
     ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that a run may take; then it has failed. [no limit]")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as one JSON object.")] = False,
 ) -> None:
@@ -41,13 +44,15 @@ def sweep_command(
     compute = Compute(device=device, threads=threads, memory=memory)
     folder = SweepFolder(out or Path("runs") / f"sweep-{spec_file.stem}")
     kind: Engine = engine  # type: ignore[assignment]  # which `hire` checks
-    hire(kind, folder, compute, jobs)  # so that a mistake is told before anything is written
+    hire(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
     folder.check(specs)
     if dry_run:
         cells = folder.cells(specs)
     else:
         folder.keep(spec_file.read_bytes())
-        cells = play("sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json)
+        cells = play(
+            "sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json, time_limit=time_limit
+        )
     cost = costs.bills(costs.trainings_of(cells)) if not dry_run else []
     if as_json:
         print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))

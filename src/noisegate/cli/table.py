@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from noisegate.aggregators import Robust
+from noisegate.cli.terminal import Console
 from noisegate.lab import Result, Spec
 from noisegate.lab.costs import Bill
 from noisegate.lab.promise import STATED

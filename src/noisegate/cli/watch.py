@@ -11,12 +11,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from noisegate.cli.terminal import Console
 from noisegate.errors import NoisegateError, StoreError
 from noisegate.lab.report.folders import RunRecord, kind_of, number, read_run
 from noisegate.lab.report.sweeps import STATUSES, flatten, show

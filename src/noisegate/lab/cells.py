@@ -253,7 +253,7 @@ def _play(folder: SweepFolder, spec: Spec, compute: Compute, claim: Claim) -> Ou
     try:
         out = folder.run_path(spec)
         return outcome_of(run(spec, compute=compute, out=out, resume=True, watch=_pulse([claim])))
-    except Exception as error:  # noqa: BLE001  # an attack or a rule may be anyone's; the sweep goes on without it
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # of anyone's attack or rule; the sweep goes on without it
         outcome = broken(error)
     try:
         folder.fail(spec, outcome)

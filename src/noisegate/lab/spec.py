@@ -29,6 +29,9 @@ Part = str | Mapping[str, Any]
 BEST = "fortified"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
+MOST_BYTES, MOST_DEPTH = 2**20, 32
+"""Of a file of settings."""
+
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
 LATER = ("auxiliary_from", "declared", "secret")
 """Settings that earlier versions did not have."""
@@ -95,12 +98,13 @@ class Spec:
         checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         if self.attack_start == 0:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
-        for name in ("epsilon", "sigma_base", "dirichlet"):
+        for name in ("epsilon", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
+        _optional(checks.moderate, "sigma_base", self.sigma_base)
         if self.sigma == 0 and self.secret:
             raise checks.refuse("secret", True, "needs noise, and sigma = 0 is none; leave one of them out")
         if self.sigma != 0:
-            _optional(checks.positive, "sigma", self.sigma)
+            _optional(checks.moderate, "sigma", self.sigma)
         elif self.epsilon is not None:
             raise checks.refuse("epsilon", self.epsilon, "cannot be kept with sigma = 0; leave one of them out")
         for name in ("workers", "rounds", "evaluate_every", "declared"):
@@ -115,7 +119,7 @@ class Spec:
         checks.one_of(ACCOUNTANTS, accountant=self.accountant)
         checks.one_of(SAMPLINGS, sampling=self.sampling)
         checks.count(batch=self.batch, auxiliary=self.auxiliary)
-        checks.positive(rate=self.rate)
+        checks.moderate(rate=self.rate)
         checks.fraction(byzantine=self.byzantine)
         checks.share(attack_start=self.attack_start)
         if self.non_iid and self.dirichlet is not None:
@@ -207,12 +211,27 @@ def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a TOML file, not yet checked."""
+    where = checks.plain(str(path))
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)  # it may never end
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}); give a TOML file, or flags only") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: is not valid TOML ({error})") from None
+        raise SpecError(f"{where}: cannot be read ({error.strerror}); give a TOML file, or flags only") from None
+    if len(content) > MOST_BYTES:
+        raise SpecError(f"{where}: is longer than {MOST_BYTES} bytes; give a TOML file of settings")
+    try:
+        settings = tomllib.loads(content.decode())
+    except RecursionError:
+        raise SpecError(f"{where}: is nested too deeply; settings are tables of values") from None
+    except ValueError as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
+        raise SpecError(f"{where}: is not valid TOML ({checks.plain(str(error))[: checks.MOST_SHOWN]})") from None
+    level: list[Any] = [settings]
+    for _ in range(MOST_DEPTH):
+        level = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
+        level = [value for value in level if isinstance(value, dict | list)]
+    if level:
+        raise SpecError(f"{where}: is nested more than {MOST_DEPTH} deep; settings are tables of values")
+    return settings
 
 
 def read_spec(path: Path) -> Spec:

@@ -10,6 +10,7 @@ from noisegate.errors import SpecError
 from noisegate.room import Room, places
 from noisegate.sampling import gather
 from noisegate.simulate.federation import Federation, State, Streams
+from noisegate.simulate.judging import judged
 from noisegate.views import AdversaryView, DataView, ServerView, Verdict, as_rows, checked_examples, receive
 from noisegate.workers import contributions_of, fill_with_noise, mean_gradient
 
@@ -101,7 +102,7 @@ def play(
             shape = tuple(forged.shape) if isinstance(forged, Tensor) else type(forged).__name__
             raise SpecError(f"attack: its view's judge takes uploads of shape ({liars}, {d}), not {shape}")
         trial = uploads.index_copy(0, run.byzantine_rows, as_rows(forged, liars, d, like=params))
-        return run.rule(as_received(trial, run.surrogate_x, run.surrogate_y, run.everyone), {})
+        return judged(run.rule, as_received(trial, run.surrogate_x, run.surrogate_y, run.everyone), {}).copy()
 
     if liars := len(run.byzantine_rows):
         view = AdversaryView(
@@ -126,12 +127,15 @@ def play(
     # 5. The server judges what it received, and only that.
     ties = torch.randperm(n, generator=rng("ties"), device=params.device)
     seen = as_received(uploads, run.aux_x, run.aux_y, ties)
-    verdict = run.rule(seen, state.memory)
-    if not isinstance(verdict, Verdict):
-        raise SpecError(f"aggregator: must answer with a Verdict, but {run.rule!r} gave {type(verdict).__name__}")
+    verdict = judged(run.rule, seen, state.memory)
 
-    # 6. Step. Uploads are overwritten in two rounds, so nobody may take them along.
-    memory = {name: value.clone() if shares(value, seen.uploads) else value for name, value in verdict.memory.items()}
+    # 6. Step. Uploads are overwritten in two rounds, and the last ones in the next, so nobody may take them along. What
+    # was malformed is remembered as the zeros that the server made of it.
+    passing = (seen.uploads, last)
+    memory = {
+        name: value.clone() if any(shares(value, each) for each in passing) else value
+        for name, value in verdict.memory.items()
+    }
     return State(torch.sub(params, verdict.update, alpha=run.rate), seen.uploads, memory, spare=last), verdict
 
 
