@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from conftest import saved_rounds
 from noisegate import Compute, Spec, run, run_together
 from noisegate.lab import cells as cells_module
 from noisegate.lab import sweep as sweep_module
@@ -402,7 +403,7 @@ def test_what_goes_side_by_side_is_saved_and_goes_on(tmp_path, quick, monkeypatc
     asked = iter([torch.device("cuda")])
     with pytest.raises(KeyboardInterrupt):
         run_together(specs, compute=CPU, outs=outs, resume=True, watch=later)
-    assert [torch.load(out / "checkpoint.pt")["rounds"] for out in outs[1:]] == [2, 2]
+    assert [saved_rounds(out / "checkpoint.safetensors") for out in outs[1:]] == [2, 2]
     asked = iter([torch.device("cuda")])
     results = run_together(specs, compute=CPU, outs=outs, resume=True)
     assert [result.seed for result in results] == [1, 2, 3]
@@ -426,7 +427,7 @@ def test_on_a_cuda_device_too(tmp_path, quick):
 
     with pytest.raises(KeyboardInterrupt):
         run_together(specs, compute=cuda, outs=outs, watch=later)
-    assert all((out / "checkpoint.pt").exists() for out in outs)
+    assert all((out / "checkpoint.safetensors").exists() for out in outs)
     run_together(specs[:2], compute=cuda, outs=outs[:2], resume=True)
     results = run_together(specs, compute=cuda, outs=outs, resume=True)
     assert [result.seed for result in results] == list(range(4))
@@ -455,7 +456,7 @@ def test_an_interrupted_sweep_loses_at_most_what_was_on_its_way(spawn, grid, tmp
     path = grid(LONG + "[sweep]\nrounds = [2, 4000]\n")
     short, long = read_sweep(path)
     folder, command = SweepFolder(tmp_path / "found"), ("sweep", path, "--device", "cpu", "--out", "found", "--jobs")
-    checkpoint = folder.run_path(long) / "checkpoint.pt"
+    checkpoint = folder.run_path(long) / "checkpoint.safetensors"
 
     def stop(process, how) -> str:
         """Once there is something to lose."""
@@ -468,7 +469,7 @@ def test_an_interrupted_sweep_loses_at_most_what_was_on_its_way(spawn, grid, tmp
 
     stop(spawn(*command, 1), signal.SIGKILL)
     done = {file: file.stat().st_mtime_ns for file in folder.run_path(short).iterdir()}
-    before = torch.load(checkpoint)["rounds"]
+    before = saved_rounds(checkpoint)
     assert 0 < before < 4000
 
     again = spawn(*command, 2)  # the run has a process of its own
@@ -478,7 +479,7 @@ def test_an_interrupted_sweep_loses_at_most_what_was_on_its_way(spawn, grid, tmp
     assert "Traceback" not in err
     assert "1 of them done already" in err
     assert "interrupted: 1 of 2 runs done in found; the same command goes on" in err
-    assert torch.load(checkpoint)["rounds"] > before
+    assert saved_rounds(checkpoint) > before
     assert {file: file.stat().st_mtime_ns for file in done} == done
 
 
@@ -491,7 +492,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_stops(tmp_path, quick, monkeypat
     folder, spec = SweepFolder(tmp_path), quick()
     with pytest.raises(KeyboardInterrupt):
         play_one(folder, spec, CPU)
-    assert torch.load(folder.run_path(spec) / "checkpoint.pt")["rounds"] == 1
+    assert saved_rounds(folder.run_path(spec) / "checkpoint.safetensors") == 1
     assert folder.cell(spec).status == "missing"
 
 

@@ -62,3 +62,14 @@ def guess(value: object, known: Iterable[Any]) -> str:
     """` (did you mean 'x'?)` for the closest known word, or nothing."""
     close = difflib.get_close_matches(str(value), [str(word) for word in known], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def plain(text: object) -> str:
+    """A text that a file or a user gave, without anything that a terminal would obey: such characters are written out.
+
+    >>> plain("red\\x1b[31m")
+    'red\\\\x1b[31m'
+    """
+    return "".join(
+        letter if letter.isprintable() else letter.encode("unicode_escape").decode("ascii") for letter in str(text)
+    )

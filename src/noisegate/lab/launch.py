@@ -1,9 +1,9 @@
 """Run a spec from beginning to end."""
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from noisegate.aggregators import Robust
+from noisegate.checks import plain
 from noisegate.compute import Compute
-from noisegate.data import Dataset, own_path
+from noisegate.data import Dataset
 from noisegate.errors import StoreError
+from noisegate.lab.checkpoints import Identity
+from noisegate.lab.key import fingerprint
 from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.lab.spec import Spec
 from noisegate.lab.store import RunFolder
+from noisegate.lab.wellformed import check_result, fields_of
 from noisegate.models import check_module
 from noisegate.simulate import Federation, Progress, Training, abreast, shares, start
 from noisegate.vectors import Loss, cross_entropy
@@ -83,20 +87,20 @@ def run(
     dataset, model, loss: your own, instead of those the spec names. watch: called after every round.
     """
     spec, compute = spec or Spec(), compute or Compute()
-    folder = RunFolder(Path(out)) if out is not None else None
     if model is not None:
         check_module(model)
-    inputs = fingerprint(spec, dataset, model) if folder else ""
-    if folder:
-        folder.check(spec, resume, inputs)
-        if resume and (found := folder.result()) is not None:
-            return stored(found, folder)
-    with compute.exact():
+    folder = _folder(out, spec, dataset, model) if out is not None else None
+    if folder and (found := _done(folder, spec, resume)) is not None:
+        return found
+    with compute.exact(), ExitStack() as held:
         setup = prepare(spec, compute, dataset, model, loss)
         progress = start(setup.federation)
         with compute.threads_for(floats=progress.state.uploads.numel()):
             if folder:
-                folder.begin(spec, resume, inputs, setup.x_test.device)
+                held.enter_context(folder.held())
+                if (found := _done(folder, spec, resume)) is not None:  # by another process, just now
+                    return found
+                folder.begin(spec, resume, setup.x_test.device)
                 progress = folder.checkpoint(setup.federation) or progress
             return _play(spec, setup, progress, folder, watch, compute.graph)
 
@@ -120,18 +124,21 @@ def run_together(
     all took.
     """
     compute = compute or Compute()
-    folders: list[RunFolder | None] = [None] * len(specs)
-    if outs is not None:
-        folders = [RunFolder(Path(out)) for out in outs]
+    places: Sequence[Path | None] = [None] * len(specs) if outs is None else outs
     if compute.resolve().type == "cpu":
         return [
-            run(spec, compute=compute, dataset=dataset, out=folder.path if folder else None, resume=resume, watch=watch)
-            for spec, folder in zip(specs, folders, strict=True)
+            run(spec, compute=compute, dataset=dataset, out=out, resume=resume, watch=watch)
+            for spec, out in zip(specs, places, strict=True)
         ]
-    with compute.exact():
+    with compute.exact(), ExitStack() as held:
         shared = SharedData()
+        folders = [
+            _folder(out, spec, dataset, None) if out is not None else None
+            for spec, out in zip(specs, places, strict=True)
+        ]
         members = [
-            _member(spec, folder, resume, compute, dataset, shared) for spec, folder in zip(specs, folders, strict=True)
+            _member(spec, folder, resume, compute, dataset, (shared, held))
+            for spec, folder in zip(specs, folders, strict=True)
         ]
         playing = [member for member in members if isinstance(member, _Member)]
         began = time.perf_counter()
@@ -173,42 +180,37 @@ class _Member:
 
 
 def _member(
-    spec: Spec, folder: RunFolder | None, resume: bool, compute: Compute, dataset: Dataset | None, shared: SharedData
+    spec: Spec,
+    folder: RunFolder | None,
+    resume: bool,
+    compute: Compute,
+    dataset: Dataset | None,
+    common: tuple[SharedData, ExitStack],
 ) -> "_Member | Result":
-    """A run that is ready to go on, or the result that is there already."""
-    inputs = fingerprint(spec, dataset, None) if folder else ""
-    if folder:
-        folder.check(spec, resume, inputs)
-        if resume and (found := folder.result()) is not None:
-            return stored(found, folder)
+    """A run that is ready to go on, or the result that is there already. common: data, and what holds the folders."""
+    shared, held = common
+    if folder and (found := _done(folder, spec, resume)) is not None:
+        return found
     setup = prepare(spec, compute, dataset, shared=shared)
     progress = start(setup.federation)
     if folder:
-        folder.begin(spec, resume, inputs, setup.x_test.device)
+        held.enter_context(folder.held())
+        if (found := _done(folder, spec, resume)) is not None:
+            return found
+        folder.begin(spec, resume, setup.x_test.device)
         progress = folder.checkpoint(setup.federation) or progress
     return _Member(spec, setup, _training(setup, progress, compute.graph), folder, progress.seconds)
 
 
-def fingerprint(spec: Spec, dataset: Dataset | None, model: nn.Module | None) -> str:
-    """A sum over the data and the model that the spec does not determine; "" if it determines them all.
+def _folder(out: Path | str, spec: Spec, dataset: Dataset | None, model: nn.Module | None) -> RunFolder:
+    return RunFolder(Path(out), Identity.of(spec, fingerprint(spec, dataset, model)))
 
-    A loss cannot be summed: resume with the one you started with.
-    """
-    tensors: list[Tensor] = []
-    digest = hashlib.sha256()
-    if dataset is not None:
-        tensors += [dataset.x, dataset.y, dataset.x_test, dataset.y_test]
-    elif (path := own_path(spec.dataset)) and path.is_file():
-        digest.update(path.read_bytes())
-    elif model is None:
-        return ""
-    if model is not None:
-        digest.update(str(model).encode())
-        tensors += model.state_dict().values()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+
+def _done(folder: RunFolder, spec: Spec, resume: bool) -> Result | None:
+    """What the folder holds already, if that is wanted; StoreError if it holds something else."""
+    folder.check(spec, resume)
+    found = folder.result(spec) if resume else None
+    return None if found is None else stored(found, folder)
 
 
 def reference(spec: Spec) -> Spec:
@@ -286,19 +288,14 @@ def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
 
 
 def stored(found: dict[str, Any], folder: RunFolder) -> Result:
-    """The result that a folder holds."""
-    if not isinstance(found, dict):
-        raise StoreError(
-            f"{folder.path}: its result.json is damaged; remove it, or run without --resume, to start afresh"
-        )
-    found.setdefault("believed_byzantine", None)  # which results of version 0.1.0 do not tell
-    names = [entry.name for entry in fields(Result)]
-    if missing := [name for name in names if name not in found]:
-        raise StoreError(
-            f"{folder.path}: its result.json lacks {', '.join(missing)}; "
-            "remove it, or run without --resume, to start afresh"
-        )
-    return Result(**{name: found[name] for name in names})
+    """The result that a folder holds, of which every field is checked."""
+    where = f"{plain(folder.path)}: its result.json"
+    try:
+        values = fields_of(Result, found, where)
+        check_result(values, where)
+    except StoreError as error:
+        raise StoreError(f"{error}; remove it, or run without --resume, to start afresh") from None
+    return Result(**values)
 
 
 def believed_byzantine(federation: Federation) -> int | None:

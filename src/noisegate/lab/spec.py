@@ -157,13 +157,18 @@ class Spec:
 
     def name(self) -> str:
         """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
-        digest = hashlib.sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()
-        return f"{Path(self.dataset).stem}-{digest[:12]}"
+        return name_of(self.canonical())
 
     def to_toml(self) -> str:
         """The spec as a file that `read_spec` reads back."""
         settings = {key: value for key, value in self.canonical().items() if value is not None}
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+
+
+def name_of(canonical: Mapping[str, Any]) -> str:
+    """The name of the run with this canonical form."""
+    digest = hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()
+    return f"{Path(canonical['dataset']).stem}-{digest[:12]}"
 
 
 def partner_of(aggregator: Any) -> Mapping[str, Any]:
