@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import saved_rounds
+from conftest import saved_rounds, sealed
 from noisegate import Compute, Spec, run, run_together
 from noisegate.lab import cells as cells_module
 from noisegate.lab import sweep as sweep_module
@@ -218,9 +218,9 @@ def test_more_values_run_only_what_is_new(cli, grid, begun, tmp_path):
     assert answer.json["runs"] == answer.json["done"] == 2
     assert len(begun()) == 3
     folder = SweepFolder(tmp_path / "runs" / "sweep-grid")
-    assert [spec.seed for spec in folder.specs()] == [2, 3]
+    assert [spec.canonical()["seed"] for spec in folder.specs()] == [2, 3]
     (folder.path / "sweep.toml").unlink()
-    assert {spec.seed for spec in folder.specs()} == {1, 2, 3}
+    assert {spec.canonical()["seed"] for spec in folder.specs()} == {1, 2, 3}
 
 
 def test_a_failed_run_is_shown_stops_no_other_and_is_tried_again(cli, grid, begun, tmp_path):
@@ -234,8 +234,9 @@ def test_a_failed_run_is_shown_stops_no_other_and_is_tried_again(cli, grid, begu
     five, *others = folder.specs()
     assert [cell.status for cell in folder.cells([five, *others])] == ["failed", "done", "done"]
     failed = folder.run_path(five) / "failed.json"
-    assert json.loads(failed.read_text()) == {"status": "failed", "message": "RuntimeError: out of luck"}
-    assert {spec.workers for spec in (SweepFolder(folder.path).specs())} == {4, 5, 6}
+    told = json.loads(sealed({"status": "failed", "message": "RuntimeError: out of luck"}))
+    assert json.loads(failed.read_text()) == told
+    assert {spec.canonical()["workers"] for spec in (SweepFolder(folder.path).specs())} == {4, 5, 6}
 
     again = cli("sweep", path, *FLAGS, "--json")
     assert (again.status, again.json["failed"], len(begun())) == (1, 1, 4)
@@ -510,6 +511,6 @@ def test_two_sweeps_at_once_do_every_run_once(spawn, cli, grid, begun, tmp_path)
     assert len(begun()) == 6
     folder = SweepFolder(tmp_path / "found")
     assert not list(folder.path.rglob("*.part"))
-    spec = folder.specs()[0]
+    spec = read_sweep(path)[0]
     run(spec, compute=CPU, out=tmp_path / "alone")
     assert contents(folder.run_path(spec)) == contents(tmp_path / "alone")

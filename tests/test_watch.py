@@ -79,7 +79,7 @@ def test_a_finished_run_ends_the_watch(cli, stopped):
 def test_a_failed_run_ends_the_watch_with_its_message(cli, stopped):
     (stopped / "failed.json").write_text(sealed({"status": "failed", "message": "it [red]broke[/red]\x1b[2J"}))
     assert "failed" in cli("watch", stopped).out
-    assert "it [red]broke[/red]?[2J" in cli("watch", stopped, "--once").out
+    assert "it [red]broke[/red]\\x1b[2J" in cli("watch", stopped, "--once").out
 
 
 def test_the_watch_goes_on_until_the_run_is_done(stopped, monkeypatch, cli):

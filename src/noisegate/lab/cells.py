@@ -148,7 +148,7 @@ class SweepFolder:
         path = self.path / LISTED
         try:
             found = unseal(read_json(path), path)
-            if settings is not None and found.get("of") != _sum(settings):
+            if found.get("of") != (None if settings is None else _sum(settings)):
                 return None
             return [plain_spec(dict(entry), LISTED) for entry in found["specs"]]
         except FileNotFoundError:

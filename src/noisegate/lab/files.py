@@ -63,12 +63,13 @@ def _sync(folder: Path) -> None:
 def read_whole(path: Path, most: int) -> bytes:
     """The bytes of a file that must be a plain one and no larger than `most`. FileNotFoundError if there is none."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe, say, on which a reader would wait
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):  # a pipe, say, on which a reader would wait
             raise StoreError(f"{plain(path)}: is not a file")
         with path.open("rb") as file:
-            content = file.read(most + 1)
-    except FileNotFoundError:
-        raise
+            content = file.read(min(about.st_size, most) + 1)  # which takes so much memory, whatever there is to read
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(path) from None
     except OSError as error:
         raise StoreError(f"{plain(path)}: cannot be read ({error.strerror})") from None
     if len(content) > most:

@@ -49,19 +49,19 @@ def take(number: int, exclusive: bool) -> bool:
 
 
 @contextmanager
-def alone(folder: Path, who: str, within: Path | None = None) -> Iterator[None]:
+def alone(folder: Path, within: Path | None = None) -> Iterator[None]:
     """Keep others out of a folder, which is made if need be, and out of the one that it is `within`.
 
-    who: for the message, as "run". The folder that it is within may be this process's own already: a run and its
+    The folder that it is within may be this process's own already: a run and its
     reference, which lies below it, are one command's.
     """
     own = folder.absolute()
     with _guard:
         if own in _written:
-            raise _busy(folder, who)
+            raise _busy(folder)
         _written.add(own)
     try:
-        with _entered(within, who) if within else nullcontext(), _entered(folder, who):
+        with _entered(within) if within else nullcontext(), _entered(folder):
             yield
     finally:
         with _guard:
@@ -69,10 +69,10 @@ def alone(folder: Path, who: str, within: Path | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def _entered(folder: Path, who: str) -> Iterator[None]:
+def _entered(folder: Path) -> Iterator[None]:
     path = folder.absolute()
     with _guard:
-        held = _held.get(path) or _Held(_locked(folder, who))
+        held = _held.get(path) or _Held(_locked(folder))
         _held[path] = held
         held.users += 1
     try:
@@ -85,7 +85,7 @@ def _entered(folder: Path, who: str) -> Iterator[None]:
                 os.close(held.number)
 
 
-def _locked(folder: Path, who: str) -> int:
+def _locked(folder: Path) -> int:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         number = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o666)
@@ -93,11 +93,9 @@ def _locked(folder: Path, who: str) -> int:
         raise StoreError(f"{plain(folder)}: cannot be written ({error.strerror}); choose another --out") from None
     if not take(number, exclusive=True):
         os.close(number)
-        raise _busy(folder, who)
+        raise _busy(folder)
     return number
 
 
-def _busy(folder: Path, who: str) -> StoreError:
-    return StoreError(
-        f"{plain(folder)}: another process writes there ({who}); wait until it is done, or choose another --out"
-    )
+def _busy(folder: Path) -> StoreError:
+    return StoreError(f"{plain(folder)}: another process writes there; wait until it is done, or choose another --out")

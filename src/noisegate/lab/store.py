@@ -74,7 +74,7 @@ class RunFolder:
     def held(self) -> Iterator[None]:
         """Keep other processes from writing here, and from the run whose reference this is."""
         above = self.path.absolute().parent
-        with alone(self.path, "a run", above if (above / SPEC).exists() else None):
+        with alone(self.path, above if (above / SPEC).exists() else None):
             yield
 
     def begin(self, spec: Spec, resume: bool, device: torch.device) -> None:

@@ -49,7 +49,7 @@ class TrialFolder:
         if names and RESULTS not in names and not names <= known:
             raise StoreError(f"{plain(path)}: is not empty and holds no search; choose another --out")
         with ExitStack() as held:
-            held.enter_context(alone(path, "a search"))
+            held.enter_context(alone(path))
             self._read()
             self._held = held.pop_all()  # unless it could not be read
 
@@ -111,8 +111,8 @@ class TrialFolder:
         key, how = found.get("key"), found.get("how")
         if not isinstance(key, str) or not isinstance(how, str):
             raise StoreError("not a run")
-        if (outcome.status == "done") != (outcome.accuracy is not None):
-            raise StoreError("a run that is done has an accuracy, and no other has")
+        if outcome.status == "done" and outcome.accuracy is None:
+            raise StoreError("a run that is done has an accuracy")
         if how == self.how:
             self._known[key] = outcome
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from noisegate.checks import plain
 from noisegate.errors import StoreError
 from noisegate.lab.files import read_whole
 from noisegate.views import Reason
@@ -40,8 +41,8 @@ def read_verdicts(path: Path, rounds: int, n: int) -> tuple[Verdicts, bytes]:
     """
     kinds = {"reasons": (np.uint8, (rounds, n)), "scores": (np.float32, (rounds, n)), "byzantine": (np.bool_, (n,))}
     sizes = {name: math.prod(shape) * np.dtype(kind).itemsize + HEADER for name, (kind, shape) in kinds.items()}
+    content = read_whole(path, 2 * sum(sizes.values()))
     try:
-        content = read_whole(path, 2 * sum(sizes.values()))
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             found = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
             if found.keys() != kinds.keys() or len(archive.infolist()) != len(kinds):
@@ -51,10 +52,8 @@ def read_verdicts(path: Path, rounds: int, n: int) -> tuple[Verdicts, bytes]:
             arrays = {name: _array(archive, entry, *kinds[name]) for name, entry in found.items()}
         if rounds * n and int(arrays["reasons"].max()) >= len(Reason):
             raise ValueError("there is no such reason")
-    except FileNotFoundError:
-        raise
     except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise StoreError(f"{path.name} is damaged ({_plain(error)})") from None
+        raise StoreError(f"{plain(path)}: is damaged ({plain(error)})") from None
     return Verdicts(**arrays), content
 
 
@@ -71,7 +70,3 @@ def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, kind: type, shape: 
     if dtype != kind:
         raise ValueError(f"{entry.filename}: another type")
     return np.frombuffer(content.read(), dtype=dtype).reshape(shape)
-
-
-def _plain(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

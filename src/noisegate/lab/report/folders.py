@@ -142,7 +142,7 @@ def _result(path: Path, spec: AnySpec | None, problems: list[str]) -> dict[str, 
         return stored(found, folder).as_dict()
     except StoreError as error:
         why = str(error).removeprefix(f"{plain(path / RESULT)}: ").removeprefix(f"{plain(path)}: its result.json ")
-        problems.append(f"result.json is left out: it {why.partition(';')[0]}.")
+        problems.append(f"result.json is damaged and left out: it {why.partition(';')[0]}.")
         return None
 
 
@@ -182,12 +182,13 @@ def _verdicts(path: Path, result: dict[str, Any] | None, problems: list[str]) ->
         workers = int(result["workers"]) + int(result["byzantine_workers"])
         found, content = read_verdicts(path / VERDICTS, int(result["rounds"]), workers)
         if sha256(content).hexdigest() != RunFolder(path).sums().get(VERDICTS):
-            raise StoreError("verdicts.npz is damaged (its checksum does not fit)")
+            raise StoreError("is damaged (its checksum does not fit)")
     except FileNotFoundError:
         problems.append("verdicts.npz is missing: who was refused when is not known.")
         return None
     except StoreError as error:
-        problems.append(f"{plain(error)} and left out: who was refused when is not known.")
+        why = str(error).removeprefix(f"{plain(path / VERDICTS)}: ")
+        problems.append(f"verdicts.npz {why} and left out: who was refused when is not known.")
         return None
     return found
 
