@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from conftest import QUICK, sealed
-from noisegate import Compute, privacy, run
+from noisegate import Compute, StoreError, privacy, run
 from noisegate.aggregators import AGGREGATORS, MDA, Guerraoui, Krum, Mean
 from noisegate.aggregators.sign_rules import SignSum
 from noisegate.errors import PrivacyError, SpecError
