@@ -353,7 +353,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(tmp_path) -> None:
         noisegate.run(spec, compute=compute, out=tmp_path / "broken", watch=stop)
     resumed = noisegate.run(spec, compute=compute, out=tmp_path / "broken", resume=True)
     assert replace(resumed, seconds=0.0, ms_per_round=0.0) == replace(whole, seconds=0.0, ms_per_round=0.0)
-    for name in ("rounds.jsonl", "model.pt", "verdicts.npz"):
+    for name in ("rounds.jsonl", "model.safetensors", "verdicts.npz"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from conftest import QUICK
-from noisegate import Compute, privacy, run
+from conftest import QUICK, sealed
+from noisegate import Compute, StoreError, privacy, run
 from noisegate.aggregators import AGGREGATORS, MDA, Guerraoui, Krum, Mean
 from noisegate.aggregators.sign_rules import SignSum
 from noisegate.errors import PrivacyError, SpecError
@@ -434,10 +434,15 @@ def test_without_dp_accounting_what_has_no_price_is_refused_too(quick, monkeypat
         prepare(spec, Compute(device="cpu"))
 
 
-def test_a_result_of_an_older_version_can_be_read(quick, tmp_path):
-    first = run(quick(), out=tmp_path / "run")
+def test_a_result_of_an_older_version_is_refused(quick, tmp_path):
+    run(quick(), out=tmp_path / "run")
     path = tmp_path / "run" / "result.json"
     old = json.loads(path.read_text())
     del old["believed_byzantine"]
+    path.write_text(sealed(old))
+    with pytest.raises(StoreError, match=r"result\.json lacks believed_byzantine; remove it"):
+        run(quick(), out=tmp_path / "run", resume=True)
+    del old["sha256"]
     path.write_text(json.dumps(old))
-    assert run(quick(), out=tmp_path / "run", resume=True) == first
+    with pytest.raises(StoreError, match="of an earlier version"):
+        run(quick(), out=tmp_path / "run", resume=True)

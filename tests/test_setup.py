@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
@@ -223,7 +224,7 @@ def test_everything_can_be_brought(toy, tmp_path):
     assert seen == [(done, 5) for done in range(1, 6)]
     assert all(torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True)), "the module was changed"
     assert module.training
-    saved = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    saved = load_file(tmp_path / "run" / "model.safetensors")
     module.load_state_dict(saved)  # names and shapes are the module's own
     assert any(not torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True)), "nothing was learned"
 
@@ -233,7 +234,7 @@ def test_the_loss_matters(toy, tmp_path):
     module, spec = Net(), Spec(workers=4, byzantine=0.0, aggregator="mean", **NOISE)
     for name, options in (("mine", {"loss": squared}), ("usual", {})):
         run(spec, dataset=toy(), model=module, out=tmp_path / name, **options)
-    mine, usual = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("mine", "usual"))
+    mine, usual = (load_file(tmp_path / name / "model.safetensors") for name in ("mine", "usual"))
     assert not torch.equal(mine["last.weight"], usual["last.weight"])
 
 

@@ -22,17 +22,18 @@ MOST_SHOWN = 200
 """Characters of a value that a message shows."""
 
 
-def plain(text: str, keep: str = "") -> str:
-    """`text` with everything escaped that a terminal would obey and a reader would not see; `keep`: but for these.
+def plain(text: object, keep: str = "") -> str:
+    """`str(text)` with everything escaped that a terminal would obey and a reader would not see; `keep`: but for these.
 
     >>> print(plain("red: \\x1b[31m, hidden: \\u202e"))
     red: \\x1b[31m, hidden: \\u202e
     """
-    if text.isprintable():
-        return text
+    written = str(text)
+    if written.isprintable():
+        return written
     return "".join(
         letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
-        for letter in text
+        for letter in written
     )
 
 

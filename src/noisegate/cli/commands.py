@@ -7,6 +7,7 @@ import typer
 from noisegate.cli.data import app as data_app
 from noisegate.cli.listing import show_list
 from noisegate.cli.privacy import show_privacy
+from noisegate.cli.publish import publish_command
 from noisegate.cli.redteam import redteam_command
 from noisegate.cli.report import report_command
 from noisegate.cli.reproduce import reproduce_command
@@ -27,6 +28,7 @@ app.command("sweep")(sweep_command)
 app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
 app.command("watch")(watch_command)
+app.command("publish")(publish_command)
 app.command("list")(show_list)
 app.command("privacy")(show_privacy)
 app.add_typer(data_app, name="data")

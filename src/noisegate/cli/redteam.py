@@ -147,6 +147,8 @@ def _announce(console: Console, budget: int, crew: Crew, folder: TrialFolder) ->
         told += f"; {len(folder)} are there already"
     if folder.strange:
         told += f"; {folder.strange} there are of another version, device or number of threads, and do not count"
+    if folder.damaged:
+        told += f"; {folder.damaged} there were damaged, and are run again"
     console.print(told, soft_wrap=True, highlight=False)
 
 

@@ -136,7 +136,7 @@ def run_command(
         else:
             proportion, trained = {}, [result]
     except KeyboardInterrupt:
-        begun = (out / "checkpoint.pt").exists() or (out / "result.json").exists()
+        begun = (out / "checkpoint.safetensors").exists() or (out / "result.json").exists()
         saved = f"state saved in {out}; go on with the same command and --resume" if begun else "nothing was begun yet"
         Console(stderr=True).print(f"interrupted: {saved}", soft_wrap=True)
         raise typer.Exit(130) from None

@@ -49,7 +49,7 @@ def sweep_command(
     if dry_run:
         cells = folder.cells(specs)
     else:
-        folder.keep(spec_file.read_bytes())
+        folder.keep(spec_file.read_bytes(), specs)
         cells = play(
             "sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json, time_limit=time_limit
         )

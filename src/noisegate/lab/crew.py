@@ -19,8 +19,9 @@ import torch
 from noisegate import checks
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
-from noisegate.lab.launch import Result, run, run_together
+from noisegate.lab.launch import run, run_together
 from noisegate.lab.redteam import Outcome
+from noisegate.lab.result import Result
 from noisegate.lab.spec import Spec
 from noisegate.version import __version__
 

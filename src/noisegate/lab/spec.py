@@ -169,16 +169,23 @@ class Spec:
 
     def name(self) -> str:
         """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
-        settings = self.canonical()
-        # Runs of the paper's delta keep their names: before there was a choice, no delta meant the paper's.
-        settings["delta"] = "default" if self.delta is None else None if self.delta == "paper" else self.delta
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-        return f"{Path(self.dataset).stem}-{digest[:12]}"
+        return name_of(self.canonical())
 
     def to_toml(self) -> str:
         """The spec as a file that `read_spec` reads back."""
         settings = {key: value for key, value in self.canonical().items() if value is not None}
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+
+
+def name_of(canonical: Mapping[str, Any]) -> str:
+    """The name of the run with this canonical form.
+
+    Runs of the paper's delta keep their names: before there was a choice, no delta meant the paper's.
+    """
+    delta = canonical.get("delta")
+    settings = {**canonical, "delta": "default" if delta is None else None if delta == "paper" else delta}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return f"{Path(canonical['dataset']).stem}-{digest[:12]}"
 
 
 def partner_of(aggregator: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from noisegate.errors import NoisegateError
+from noisegate.lab.plain import PlainSpec
 from noisegate.lab.promise import STATED
 from noisegate.lab.report.folders import RunRecord, Verdicts
 from noisegate.privacy import epsilon
@@ -132,6 +133,10 @@ def privacy_spent(record: RunRecord) -> Spent:
         )
     if spec is None:
         return Spent([], [], f"Epsilon {end:.4g} at the end; the spec cannot be built here, so not over the rounds.")
+    if isinstance(spec, PlainSpec):
+        if "worker" in spec.strangers:  # whose mechanism only its own code can tell, and this command runs none
+            return Spent([], [], f"Epsilon {end:.4g} at the end; its worker is a plugin's, so not over the rounds.")
+        spec = spec.standin
     points = sorted({round(t) for t in np.linspace(0, total, PRIVACY_POINTS + 1)} | {0, min(1, total), total})
     try:
         signs = int(result["parameters"]) if spec.build_worker().mechanism == "signs" else 0
