@@ -162,7 +162,7 @@ class Spec:
     def name(self) -> str:
         """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
         digest = hashlib.sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()
-        return f"{Path(self.dataset).stem}-{digest[:12]}"
+        return f"{Path(self.dataset).stem[:60]}-{digest[:12]}"  # a system's names have an end
 
     def to_toml(self) -> str:
         """The spec as a file that `read_spec` reads back."""
