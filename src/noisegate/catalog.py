@@ -89,6 +89,8 @@ def setting_types(kind: Callable[..., Any]) -> dict[str, Any]:
 
 def typed(key: str, value: Any, kind: Any) -> Any:
     """`value` as type `kind`, or a SpecError that names the key, the value and the type. Only int -> float converts."""
+    if isinstance(value, int) and abs(value) > checks.LARGEST:  # which Python may not even write
+        raise checks.refuse(key, value, f"is too large; must be at most {checks.LARGEST}")
     if kind is Any:
         return value
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
@@ -105,8 +107,6 @@ def typed(key: str, value: Any, kind: Any) -> Any:
         raise checks.refuse(
             key, value, f"unknown{checks.guess(value, words)}; choose from {', '.join(map(repr, choices))}"
         )
-    elif isinstance(value, int) and abs(value) > checks.LARGEST and kind in (int, float):
-        raise checks.refuse(key, value, f"is too large; must be at most {checks.LARGEST}")
     elif kind is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     else:

@@ -37,7 +37,7 @@ def verify_data(name: Name = None, as_json: AsJson = False) -> None:
     else:
         for each, files in found.items():
             for file, status in files.items() or {"(embedded)": "ok"}.items():
-                print(f"{each:11} {file:28} {status}")
+                print(checks.plain(f"{each:11} {file:28} {status}"))
     if any(status != "ok" for files in found.values() for status in files.values()):
         raise typer.Exit(1)
 

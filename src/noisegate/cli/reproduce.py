@@ -9,7 +9,6 @@ from uuid import uuid4
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from noisegate.cli.progress import play
 from noisegate.cli.table import show_costs
@@ -259,7 +258,7 @@ def _show(
         for name in ("cell", *names[settings:]):
             table.add_column(name, overflow="fold")
         for outcome, row in zip(some, rows(one, some), strict=True):
-            table.add_row(*map(Text, (named(outcome), *row[settings:])))
+            table.add_row(named(outcome), *row[settings:])
         console.print(table)
         print()
     for claim in verdicts:

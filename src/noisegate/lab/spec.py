@@ -185,7 +185,7 @@ def name_of(canonical: Mapping[str, Any]) -> str:
     delta = canonical.get("delta")
     settings = {**canonical, "delta": "default" if delta is None else None if delta == "paper" else delta}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-    return f"{Path(canonical['dataset']).stem}-{digest[:12]}"
+    return f"{Path(canonical['dataset']).stem[:60]}-{digest[:12]}"  # a system's names have an end
 
 
 def partner_of(aggregator: Any) -> dict[str, Any]:
