@@ -1,0 +1,112 @@
+"""What a run claims: the pairs (epsilon, delta) that hold for each example of a worker, all of them at once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from noisegate import privacy
+from noisegate.errors import SpecError
+from noisegate.lab.setup import Setup
+from noisegate.sampling import Sampling, accounting
+
+Array = NDArray[np.float64]
+
+REFERENCE_DELTA = 1e-5
+"""The delta at which every audit states its numbers, beside the run's own."""
+
+DELTAS = (1e-5, 1e-3, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9)
+"""Where the curve is asked for, if the accountant gives an epsilon for a delta only."""
+
+GRID = 1e-4
+"""Width of the accountant's grid of losses. It rounds up, so the curve lies on the safe side."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The mechanism that an accountant priced.
+
+    examples: the number by which the rate is set. signs: how many are flipped in a round; 0 for Gaussian noise.
+    """
+
+    epsilon: float
+    delta: float
+    sigma: float
+    rounds: int
+    examples: int
+    sampling: Sampling
+    accountant: str
+    signs: int = 0
+
+    @property
+    def rate(self) -> float:
+        """The chance q of an example to be in a batch."""
+        return self.sampling.rate(self.examples)
+
+    def epsilon_at(self, delta: float) -> float:
+        """The epsilon that is claimed at another delta."""
+        return privacy.epsilon(
+            self.sigma,
+            examples=self.examples,
+            rounds=self.rounds,
+            sampling=self.sampling,
+            delta=delta,
+            accountant=self.accountant,
+            signs=self.signs,
+        )
+
+    def delta_at(self, epsilon: float) -> float:
+        """The smallest delta that is claimed at this epsilon, or a little more."""
+        return min(1.0, float(self._curve(epsilon)))
+
+    @cached_property
+    def _curve(self) -> Callable[[float], float]:
+        if self.signs:
+            points = sorted((self.epsilon_at(delta), delta) for delta in DELTAS)
+            x, y = (np.array(column) for column in zip(*points, strict=True))
+            # The curve is convex, so a line between two of its points lies above it. Left of them nothing is known.
+            return lambda epsilon: float(np.interp(epsilon, x, y, left=1.0))
+        accountant = _accountant(self.accountant, self.sampling)
+        event = accounting().SelfComposedDpEvent(self.sampling.event(self.examples, self.sigma), self.rounds)
+        composed = accountant.compose(event)
+        return lambda epsilon: float(composed.get_delta(epsilon))
+
+
+def _accountant(name: str, sampling: Sampling) -> Any:
+    accounting()  # says what to do where it is missing
+    from dp_accounting import pld, rdp
+
+    if name == "rdp":
+        return rdp.RdpAccountant(neighboring_relation=sampling.neighboring())
+    return pld.PLDAccountant(sampling.neighboring(), GRID)
+
+
+def claim_of(setup: Setup) -> Claim:
+    """What the setup of a run promises."""
+    run, promise = setup.federation, setup.privacy
+    if promise.epsilon is None:
+        raise SpecError("sigma = 0.0: a run without noise claims nothing, so there is nothing to refute; give epsilon")
+    if promise.accountant not in privacy.ACCOUNTANTS:
+        raise SpecError(
+            f"accountant = {promise.accountant!r}: the claim cannot be checked without dp-accounting; install it"
+        )
+    return Claim(
+        promise.epsilon,
+        promise.delta,
+        promise.sigma,
+        run.rounds,
+        declared_of(setup),
+        run.sampling,
+        promise.accountant,
+        run.model.d if run.worker.mechanism == "signs" else 0,
+    )
+
+
+def declared_of(setup: Setup) -> int:
+    """The number of examples by which the rate is set: the one that the roster declares, else the smallest worker's."""
+    run = setup.federation
+    declared = getattr(run, "declared", None)
+    return int(declared) if declared else int(run.sizes[~run.byzantine].min())

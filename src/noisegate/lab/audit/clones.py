@@ -1,0 +1,130 @@
+"""Clones of one worker, half of which hold the canary by a fair coin, through the product's own rounds."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisegate.attacks import ATTACKS
+from noisegate.lab.audit.canary import Canary
+from noisegate.lab.audit.claim import Claim
+from noisegate.lab.setup import Setup
+from noisegate.sampling import Draw, Poisson
+from noisegate.simulate import Federation, State, first_state, play
+from noisegate.streams import stream
+from noisegate.views import Memory, Reason, ServerView, Verdict
+
+COMPANY = 2
+"""Other examples of a clone, in batches. A worker that has fewer than it declares is as private as any."""
+
+AT_ONCE = 2**20
+"""Uploaded floats of one round: as many clones at a time as a CPU's cache likes. A CUDA device takes 64 times as many."""
+
+Watch = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """The adversary's rule: the model stays where it is, so that every contribution is known beforehand."""
+
+    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+        """Keeps all and moves nothing."""
+        reason = torch.where(view.present, Reason.KEPT.value, Reason.MALFORMED.value)
+        return Verdict(torch.zeros_like(view.uploads[0]), view.present, reason, view.norms, memory)
+
+
+@dataclass(frozen=True)
+class AtDeclaredRate(Poisson):
+    """Poisson sampling whose rate follows the declared number, for a `Federation` that does not know of it."""
+
+    declared: int = 1
+
+    def over(self, sizes: Tensor, *given: Any) -> Draw:
+        """As the sampling itself draws for workers that have the declared number, less what a worker does not have."""
+        longest = int(sizes.max())
+        draw = super().over(torch.full_like(sizes, self.declared))
+        held = torch.arange(longest, device=sizes.device) < sizes[:, None]
+        return lambda rng: draw(rng)[:, :longest] & held
+
+
+def company_of(setup: Setup, claim: Claim) -> Tensor:
+    """Numbers of a clone's examples beside the canary: some of the first honest worker's that has enough."""
+    run = setup.federation
+    exact = claim.sampling.relation == "replace-one"  # there the price depends on how many examples there are
+    wanted = claim.examples - 1 if exact else min(COMPANY * run.batch, claim.examples - 1)
+    honest = run.honest_rows
+    enough = honest[run.sizes[honest] >= wanted + 1] if exact else honest[run.sizes[honest] >= min(wanted, run.batch)]
+    row = int(enough[0]) if len(enough) else int(honest[run.sizes[honest].argmax()])
+    return run.holdings[row, : min(wanted, int(run.sizes[row]))]
+
+
+def stage(setup: Setup, claim: Claim, **changes: Any) -> Federation:
+    """The run's federation without liars or a defense, for the adversary to fill: everyone in it is honest."""
+    run = setup.federation
+    sampling = run.sampling
+    if isinstance(sampling, Poisson) and not hasattr(run, "declared"):
+        sampling = AtDeclaredRate(run.batch, claim.examples)
+    return replace(run, attack=ATTACKS["none"](), rule=Frozen(), sampling=sampling, **changes)
+
+
+def clones(setup: Setup, claim: Claim, canary: Canary, company: Tensor, held: Tensor, name: str) -> Federation:
+    """One clone for each entry of `held` (n,): True if it holds the (first) canary."""
+    run, n = setup.federation, len(held)
+    planted = len(run.y) + torch.arange(len(canary.y), device=company.device)
+    rows = torch.cat([company, planted[:1]]).repeat(n, 1)
+    sizes = torch.full((n,), rows.shape[1], device=rows.device)
+    if len(planted) == 2:
+        rows[~held, -1] = planted[1]
+    else:
+        sizes = sizes - (~held).long()  # it is not there at all
+    return stage(
+        setup,
+        claim,
+        x=torch.cat([run.x, canary.x]),
+        y=torch.cat([run.y, canary.y]),
+        holdings=rows,
+        sizes=sizes,
+        byzantine=torch.zeros(n, dtype=torch.bool, device=rows.device),
+        name=f"{run.name}/{name}",
+    )
+
+
+def attack(
+    setup: Setup,
+    claim: Claim,
+    canary: Canary,
+    trials: int,
+    noise: float = 1.0,
+    watch: Watch | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(trials,) each: who held the canary, and the log likelihood ratio over all uploads of all rounds.
+
+    noise: a factor on the product's noise, which the adversary knows. watch: told how many clones played a round.
+    """
+    run = setup.federation
+    company = company_of(setup, claim)
+    at_once = max(1, AT_ONCE * (64 if run.x.is_cuda else 1) // run.model.d)
+    coins = torch.rand(trials, generator=stream(run.seed, f"audit/coins/{noise}")) < 0.5
+    losses = []
+    for number, held in enumerate(coins.to(run.x.device).split(at_once)):
+        playing = clones(setup, claim, canary, company, held, f"audit/{noise}/{number}")
+        playing = replace(playing, sigma=noise * run.sigma)
+        losses.append(_play(playing, replace(canary, noise=noise * canary.noise), watch))
+    return coins, torch.cat(losses).cpu()
+
+
+def _play(run: Federation, canary: Canary, watch: Watch | None) -> Tensor:
+    """(n,) the log likelihood ratios after all rounds."""
+    state: State = first_state(run)
+    total = torch.zeros(len(run.byzantine), dtype=torch.float64, device=run.x.device)
+    last = canary.first(len(total))
+    for t in range(run.rounds):
+        state, _ = play(run, state, t)
+        now = canary.look(state.uploads)
+        total += canary.loss(now, last, run.batch)
+        last = now
+        if watch:
+            watch(len(total))
+    return total
