@@ -12,7 +12,7 @@ from scipy import stats
 
 Array = NDArray[np.float64]
 
-SEARCHED = 200
+SEARCHED = 50
 """Values of the unknown q at which the largest p-value is looked for."""
 
 SET_ASIDE = 0.02
@@ -38,7 +38,7 @@ def violates(hits: int, of: int, false: int, others: int, epsilon: float, delta:
     """Whether `hits` of `of` against `false` of `others` refutes p <= e^epsilon q + delta at this level.
 
     The statistic is hits / of - e^epsilon false / others. Its p-value is the largest over all q that an interval of
-    level SET_ASIDE * level leaves, at the edge p = e^epsilon q + delta, plus that level.
+    level SET_ASIDE * level leaves, at the edge p = e^epsilon q + delta, plus twice that level.
     """
     if of == 0 or others == 0:
         return False
@@ -49,12 +49,11 @@ def violates(hits: int, of: int, false: int, others: int, epsilon: float, delta:
     low, high = above(false, others, spent / 2), below(false, others, spent / 2)
     q = np.linspace(low, high, SEARCHED)[:, None]
     p = np.minimum(1.0, factor * q + delta)
-    counts = np.arange(others + 1)
-    likely = stats.binom.pmf(counts, others, q)
-    kept = likely.max(0) > 1e-3 * level / (others + 1)  # what is left out adds up to less than a thousandth of it
-    needed = np.ceil(of * (seen + factor * counts[kept] / others) - 1e-9)
-    chance = (likely[:, kept] * stats.binom.sf(needed - 1, of, p)).sum(1)
-    return bool(chance.max() + spent + 1e-3 * level <= level)
+    least, most = stats.binom.ppf(spent / 2, others, low), stats.binom.isf(spent / 2, others, high)
+    counts = np.arange(int(least), int(most) + 1)  # what is left out happens with probability `spent` at most
+    needed = np.ceil(of * (seen + factor * counts / others) - 1e-9)
+    chance = (stats.binom.pmf(counts, others, q) * stats.binom.sf(needed - 1, of, p)).sum(1)
+    return bool(chance.max() + 2 * spent <= level)
 
 
 def epsilon_above(hits: int, of: int, false: int, others: int, delta: float, level: float) -> float:
@@ -92,16 +91,19 @@ def one_run_above(canaries: int, guesses: int, right: int, delta: float, level: 
     return low
 
 
-def area(held: Array, not_held: Array) -> float:
-    """Area under the ROC curve: how often a trial with the canary has the larger statistic; ties count half."""
+def area(held: Array, not_held: Array) -> tuple[float, float]:
+    """(area under the ROC curve, its standard error by DeLong, DeLong and Clarke-Pearson, 1988); ties count half."""
+    first, second = len(held), len(not_held)
     ranks = stats.rankdata(np.concatenate([held, not_held]))
-    first = len(held)
-    return float((ranks[:first].sum() - first * (first + 1) / 2) / (first * len(not_held)))
+    above_others = (ranks[:first] - stats.rankdata(held)) / second
+    below_others = 1 - (ranks[first:] - stats.rankdata(not_held)) / first
+    error = math.sqrt(np.var(above_others, ddof=1) / first + np.var(below_others, ddof=1) / second)
+    return float(above_others.mean()), error
 
 
-def mu_of(advantage: float) -> float:
-    """The mu of a Gaussian mechanism under which a guess is right with probability (1 + advantage) / 2."""
-    return 2 * float(stats.norm.ppf((1 + min(max(advantage, 0.0), 1 - 1e-12)) / 2))
+def mu_of(area: float) -> float:
+    """The mu of the Gaussian mechanism whose ROC curve has this area."""
+    return max(0.0, math.sqrt(2) * float(stats.norm.ppf(min(area, 1 - 1e-12))))
 
 
 def gaussian_epsilon(mu: float, delta: float) -> float:

@@ -39,7 +39,8 @@ class Seen:
         own, carried = 1 - worker.momentum, worker.momentum
         squared = (own * self.lengths) ** 2 + 2 * own * carried * cross + (carried * last.length[:, None]) ** 2
         weights = worker.weights(squared.clamp(min=1e-60).sqrt())
-        return weights * (own * self.along + carried * last.along[:, None])
+        added: Tensor = weights * (own * self.along + carried * last.along[:, None])
+        return added
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,10 +109,10 @@ class Canary:
         return losses[:, 0] - losses[:, 1] if losses.shape[1] == 2 else losses[:, 0]
 
 
-def choose(setup: Setup, claim: Claim, company: Tensor) -> Canary:
+def choose(setup: Setup, claim: Claim, company: Tensor, std: float) -> Canary:
     """The strongest of some candidates: inputs of the test set as they are and longer, with labels at random.
 
-    company: numbers of the worker's other examples.
+    company: numbers of the worker's other examples. std: of the noise in a mean, as it was found to be.
     """
     run, pair = setup.federation, claim.sampling.relation == "replace-one"
     params, d = run.model.initial(), run.model.d
@@ -125,8 +126,7 @@ def choose(setup: Setup, claim: Claim, company: Tensor) -> Canary:
         per_example_gradients(run.model, params, run.x[some], run.y[some])
         for some in company.split(max(1, AT_ONCE // (4 * d)))
     ])  # fmt: skip
-    noise = run.batch * claimed_noise(setup)
-    length = claimed_noise(setup) * math.sqrt(d)  # of what was sent last
+    noise, length = run.batch * std, std * math.sqrt(d)  # in a sum; of what was sent last
     known, contributed = (_alone(run.worker, gradients, length) for gradients in (tried, others))
     usable = known.isfinite().all(1) & (known.norm(dim=1) > 0)
     if not bool(usable.any()):
@@ -173,7 +173,8 @@ def _whitened(known: Tensor, others: Tensor, variance: float, noise: float) -> T
     others = others.nan_to_num(0.0, 0.0, 0.0)
     gram = others @ others.T + torch.eye(len(others), device=others.device) * (noise**2 / variance)
     solved = torch.linalg.solve(gram.double(), (others @ known.T).double()).to(known.dtype)
-    return (known - solved.T @ others) / noise**2
+    looked_for: Tensor = (known - solved.T @ others) / noise**2
+    return looked_for
 
 
 def _seen(gradients: Tensor, direction: Tensor) -> Seen:

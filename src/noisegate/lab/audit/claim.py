@@ -1,5 +1,6 @@
 """What a run claims: the pairs (epsilon, delta) that hold for each example of a worker, all of them at once."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,6 +21,12 @@ REFERENCE_DELTA = 1e-5
 
 DELTAS = (1e-5, 1e-3, 0.01, 0.03, 0.06, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.7, 0.9)
 """Where the curve is asked for, if the accountant gives an epsilon for a delta only."""
+
+LARGEST, LINES = 2.5, 60
+"""The region is bounded by lines of so many epsilons, from 0 to so many times the claimed one."""
+
+STEPS = 2**14
+"""Steps of the sum for its area."""
 
 GRID = 1e-4
 """Width of the accountant's grid of losses. It rounds up, so the curve lies on the safe side."""
@@ -61,6 +68,23 @@ class Claim:
     def delta_at(self, epsilon: float) -> float:
         """The smallest delta that is claimed at this epsilon, or a little more."""
         return min(1.0, float(self._curve(epsilon)))
+
+    def most_hits(self, false: Array) -> Array:
+        """The largest share of hits that is allowed at each share of false ones, or a little more.
+
+        Every pair (epsilon, delta) of the curve bounds it by two lines, one for each direction.
+        """
+        most = np.ones_like(false)
+        for epsilon in np.linspace(0, LARGEST * self.epsilon, LINES):
+            delta, factor = self.delta_at(float(epsilon)), math.exp(epsilon)
+            most = np.minimum(most, np.minimum(factor * false + delta, 1 - (1 - delta - false) / factor))
+        hits: Array = most.clip(0.0, 1.0)
+        return hits
+
+    @cached_property
+    def area(self) -> float:
+        """The largest area under an ROC curve that is allowed, or a little more: a sum from above."""
+        return float(self.most_hits(np.arange(1, STEPS + 1) / STEPS).mean())
 
     @cached_property
     def _curve(self) -> Callable[[float], float]:

@@ -20,7 +20,7 @@ COMPANY = 2
 """Other examples of a clone, in batches. A worker that has fewer than it declares is as private as any."""
 
 AT_ONCE = 2**20
-"""Uploaded floats of one round: as many clones at a time as a CPU's cache likes. A CUDA device takes 64 times as many."""
+"""Uploaded floats of one round: as many clones at a time as a CPU's cache likes. A CUDA device takes 64 times that."""
 
 Watch = Callable[[int], None]
 

@@ -86,6 +86,8 @@ def sampling_checks(drawn: Tensor, claim: Claim) -> list[Check]:
     checks.append(judged("sampling: one example", f"one was drawn in {most} of {rounds} rounds", p))
     ratio, p = Counts(rounds, q).spread(counts)
     checks.append(judged("sampling: spread of counts", f"{ratio:.3f} of what independent rounds give", p))
+    ratio, p = Counts(workers, q).spread(drawn.sum(1))
+    checks.append(judged("sampling: shared by workers", f"spread {ratio:.3f} of what independent workers give", p))
     sizes = drawn.sum(2)
     if fixed:
         wrong = int((sizes != claim.sampling.batch).sum())

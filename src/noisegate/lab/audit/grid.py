@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
 from scipy import stats
+from torch import Tensor, nn
 
 from noisegate.lab.audit.bounds import above, below
 from noisegate.lab.audit.claim import Claim
