@@ -90,8 +90,8 @@ def show(found: Audit) -> None:
         if whole is None:
             continue
         print(
-            f"{whole.trials} {title}: AUC {whole.auc:.4f} (claim allows {whole.claimed_auc:.4f}), right {whole.right:.4f} "
-            f"({whole.allowed:.4f}), mu {whole.mu:.3f}, 95 % {whole.mu_low:.3f} to {whole.mu_high:.3f} "
+            f"{whole.trials} {title}: AUC {whole.auc:.4f} (claim allows {whole.claimed_auc:.4f}), "
+            f"right {whole.right:.4f} ({whole.allowed:.4f}), mu {whole.mu:.3f}, 95 % {whole.mu_low:.3f} to {whole.mu_high:.3f} "
             f"({whole.claimed_mu:.3f})"
         )
         for bound in whole.bounds:

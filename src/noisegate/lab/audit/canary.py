@@ -20,6 +20,9 @@ from noisegate.workers import per_example_gradients
 CANDIDATES, SCALES = 24, (1.0, 10.0, 100.0)
 """Inputs that are tried as canaries, and how much larger than they are: a longer gradient outweighs the momentum."""
 
+SHORTEST = 1e-6
+"""Length of a canary's gradient at least."""
+
 AT_ONCE = 2**24
 """Floats of gradients that exist at the same time while a canary is chosen."""
 
@@ -128,9 +131,9 @@ def choose(setup: Setup, claim: Claim, company: Tensor, std: float) -> Canary:
     ])  # fmt: skip
     noise, length = run.batch * std, std * math.sqrt(d)  # in a sum; of what was sent last
     known, contributed = (_alone(run.worker, gradients, length) for gradients in (tried, others))
-    usable = known.isfinite().all(1) & (known.norm(dim=1) > 0)
+    usable = known.isfinite().all(1) & (tried.norm(dim=1) >= SHORTEST)
     if not bool(usable.any()):
-        raise SpecError("model: no example tried as a canary has a finite gradient that is not zero; check the loss")
+        raise SpecError(f"model: no example tried as a canary has a finite gradient of length {SHORTEST}; check the loss")
     known = torch.where(usable[:, None], known, 0.0)
     whiten = _whitened(known, contributed, claim.rate * (1 - claim.rate), noise)
     best = int((known * whiten).sum(1).argmax())
@@ -165,7 +168,7 @@ def _alone(worker: Worker, gradients: Tensor, last: float) -> Tensor:
     """(k, d) what the gradients contribute beside a last upload of this length at right angles, without that upload."""
     own = 1 - worker.momentum
     norms = torch.hypot(own * gradients.norm(dim=1), torch.tensor(worker.momentum * last, device=gradients.device))
-    return gradients * (own * worker.weights(norms.clamp(min=1e-30)))[:, None]
+    return gradients * (own * worker.weights(norms.clamp(min=SHORTEST)))[:, None]
 
 
 def _whitened(known: Tensor, others: Tensor, variance: float, noise: float) -> Tensor:
