@@ -3,7 +3,7 @@
 import json
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -11,8 +11,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisegate.cli.run import SILENCE, gather
 from noisegate.compute import Compute
-from noisegate.lab.audit import Audit, audit, write_audit
 from noisegate.lab.spec import Spec
+
+if TYPE_CHECKING:  # it needs scipy's distributions, which take half a second to import
+    from noisegate.lab.audit import Audit
 
 
 def audit_command(
@@ -66,7 +68,7 @@ def audit_command(
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted: an audit keeps nothing; start it again", soft_wrap=True)
         raise typer.Exit(130) from None
-    written = write_audit(found, out) if out is not None else ()
+    written = _write(found, out) if out is not None else ()
     if as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
@@ -77,7 +79,7 @@ def audit_command(
         raise typer.Exit(1)
 
 
-def show(found: Audit) -> None:
+def show(found: "Audit") -> None:
     """The findings in lines: what was claimed, what was tried, the verdict last."""
     claim = found.claim
     print(
@@ -91,8 +93,8 @@ def show(found: Audit) -> None:
             continue
         print(
             f"{whole.trials} {title}: AUC {whole.auc:.4f} (claim allows {whole.claimed_auc:.4f}), "
-            f"right {whole.right:.4f} ({whole.allowed:.4f}), mu {whole.mu:.3f}, 95 % {whole.mu_low:.3f} to {whole.mu_high:.3f} "
-            f"({whole.claimed_mu:.3f})"
+            f"right {whole.right:.4f} ({whole.allowed:.4f}), mu {whole.mu:.3f}, 95 % "
+            f"{whole.mu_low:.3f} to {whole.mu_high:.3f} ({whole.claimed_mu:.3f})"
         )
         for bound in whole.bounds:
             print(
@@ -107,8 +109,10 @@ def show(found: Audit) -> None:
     print(found.verdict)
 
 
-def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console) -> Audit:
+def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console) -> "Audit":
     """Audit with a progress bar on a terminal, and otherwise with a line now and then."""
+    from noisegate.lab.audit import audit
+
     bar = Progress(
         TextColumn("audit"),
         BarColumn(),
@@ -137,3 +141,9 @@ def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console)
     finally:
         if bar.live.is_started:
             bar.stop()
+
+
+def _write(found: "Audit", out: Path) -> tuple[Path, ...]:
+    from noisegate.lab.audit import write_audit
+
+    return write_audit(found, out)

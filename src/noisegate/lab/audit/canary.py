@@ -99,9 +99,12 @@ class Canary:
         carry = getattr(self.worker, "carry", 0.0)
         fresh = (now.along - carry * last.along) / (1 - carry)
         others = self.company.contribute(self.worker, last)
-        mean = self.rate * others.sum(1)
-        spread = self.rate * (1 - self.rate) * (others**2).sum(1)
         signal = self.planted.contribute(self.worker, last, last.cross)
+        if len(self.y) == 2:  # a batch has its size, so that a canary takes another's place
+            mean, spread = batch * others.mean(1), batch * others.var(1)
+            signal = signal - others.mean(1, keepdim=True)
+        else:
+            mean, spread = self.rate * others.sum(1), self.rate * (1 - self.rate) * (others**2).sum(1)
         if self.worker.noisy:
             seen, variance = batch * fresh - mean, self.noise**2 + spread
         else:  # a sign has variance 1, and leans by `gain` times what it is the sign of
@@ -113,15 +116,16 @@ class Canary:
 
 
 def choose(setup: Setup, claim: Claim, company: Tensor, std: float) -> Canary:
-    """The strongest of some candidates: inputs of the test set as they are and longer, with labels at random.
+    """The strongest of some candidates: inputs of the test set and random ones, also longer, with labels at random.
 
     company: numbers of the worker's other examples. std: of the noise in a mean, as it was found to be.
     """
     run, pair = setup.federation, claim.sampling.relation == "replace-one"
     params, d = run.model.initial(), run.model.d
-    number = max(4, min(CANDIDATES, AT_ONCE // (4 * len(SCALES) * d)))
+    number = max(2, min(CANDIDATES, AT_ONCE // (4 * 2 * len(SCALES) * d)))
     rng = stream(run.seed, "audit/canary")
     inputs = setup.x_test[:number]
+    inputs = torch.cat([inputs, inputs.std() * torch.randn(inputs.shape, generator=rng).to(inputs)])
     x = torch.cat([scale * inputs for scale in SCALES])
     y = torch.randint(run.classes, (len(x),), generator=rng).to(x.device)
     tried = per_example_gradients(run.model, params, x, y)
@@ -133,7 +137,9 @@ def choose(setup: Setup, claim: Claim, company: Tensor, std: float) -> Canary:
     known, contributed = (_alone(run.worker, gradients, length) for gradients in (tried, others))
     usable = known.isfinite().all(1) & (tried.norm(dim=1) >= SHORTEST)
     if not bool(usable.any()):
-        raise SpecError(f"model: no example tried as a canary has a finite gradient of length {SHORTEST}; check the loss")
+        raise SpecError(
+            f"model: no example tried as a canary has a finite gradient of length {SHORTEST}; check the loss"
+        )
     known = torch.where(usable[:, None], known, 0.0)
     whiten = _whitened(known, contributed, claim.rate * (1 - claim.rate), noise)
     best = int((known * whiten).sum(1).argmax())

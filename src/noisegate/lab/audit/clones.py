@@ -17,7 +17,7 @@ from noisegate.streams import stream
 from noisegate.views import Memory, Reason, ServerView, Verdict
 
 COMPANY = 2
-"""Other examples of a clone, in batches. A worker that has fewer than it declares is as private as any."""
+"""Other examples of a clone, in batches. A worker with fewer than are declared has the same promise."""
 
 AT_ONCE = 2**20
 """Uploaded floats of one round: as many clones at a time as a CPU's cache likes. A CUDA device takes 64 times that."""
@@ -50,14 +50,14 @@ class AtDeclaredRate(Poisson):
 
 
 def company_of(setup: Setup, claim: Claim) -> Tensor:
-    """Numbers of a clone's examples beside the canary: some of the first honest worker's that has enough."""
+    """Numbers of a clone's examples beside the canary: the first of the first honest worker, again and again.
+
+    The claim holds whatever a worker's examples are. So the adversary takes those that hide the canary least.
+    """
     run = setup.federation
     exact = claim.sampling.relation == "replace-one"  # there the price depends on how many examples there are
     wanted = claim.examples - 1 if exact else min(COMPANY * run.batch, claim.examples - 1)
-    honest = run.honest_rows
-    enough = honest[run.sizes[honest] >= wanted + 1] if exact else honest[run.sizes[honest] >= min(wanted, run.batch)]
-    row = int(enough[0]) if len(enough) else int(honest[run.sizes[honest].argmax()])
-    return run.holdings[row, : min(wanted, int(run.sizes[row]))]
+    return run.holdings[run.honest_rows[:1], 0].expand(wanted)
 
 
 def stage(setup: Setup, claim: Claim, **changes: Any) -> Federation:
