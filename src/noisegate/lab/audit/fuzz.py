@@ -14,15 +14,15 @@ FLOATS = 2**22
 """Most floats of random gradients at a time."""
 
 
-def try_bound(setup: Setup, settings: int = SETTINGS) -> list[Check]:
+def try_bound(setup: Setup) -> list[Check]:
     """How far one example moves a sum: of random gradients, and of the run's own model on its own data."""
     run = setup.federation
     allowed = rounded_sensitivity(run.worker, run.batch)
     checks = []
     for name, move in (("random gradients", _random_move), ("the model", _model_move)):
         rng = stream(run.seed, f"audit/bound/{name}")
-        farthest = max(move(setup, rng) for _ in range(settings))
-        found = f"{farthest:.7f} in {settings} settings, of {allowed:.7f} allowed"
+        farthest = max(move(setup, rng) for _ in range(SETTINGS))
+        found = f"{farthest:.7f} in {SETTINGS} settings, of {allowed:.7f} allowed"
         checks.append(Check(f"bound: {name}", found, not farthest <= allowed))
     return checks
 

@@ -85,14 +85,13 @@ class Whole:
 def measure(held: NDArray[np.bool_], losses: Array, claim: Claim) -> Whole:
     """What the ratios of the trials say. held: who had the canary."""
     inside, outside = losses[held], losses[~held]
-    right = int(((losses > 0) == held).sum())
-    auc, error = bounds.area(inside, outside) if min(len(inside), len(outside)) >= FEWEST else (0.5, 1.0)
+    auc, error = _area(inside, outside)
     margin = float(stats.norm.isf((1 - CONFIDENCE) / 2)) * error
     mu_low = bounds.mu_of(max(0.5, auc - margin))
     return Whole(
         trials=len(losses),
         held=len(inside),
-        right=right / len(losses),
+        right=float(((losses > 0) == held).mean()),
         allowed=(1 + claim.delta_at(0.0)) / 2,
         auc=auc,
         claimed_auc=claim.area,
@@ -103,23 +102,22 @@ def measure(held: NDArray[np.bool_], losses: Array, claim: Claim) -> Whole:
         bounds=tuple(
             _bound(inside, outside, claim, delta, mu_low) for delta in dict.fromkeys((claim.delta, REFERENCE_DELTA))
         ),
-        checks=(_by_area(auc, error, claim), *_decide(inside, outside, right, claim)),
+        checks=tests_of(inside, outside, claim),
         curve=_curve(inside, outside),
     )
 
 
-def _by_area(auc: float, error: float, claim: Claim) -> Check:
-    """Whether the area is larger than allowed."""
+def tests_of(inside: Array, outside: Array, claim: Claim) -> tuple[Check, ...]:
+    """The tests that decide, on the ratios with the canary and without; together of level WHOLE_LEVEL."""
+    auc, error = _area(inside, outside)
     p = float(stats.norm.sf((auc - claim.area) / error)) if error else float(auc <= claim.area)
     found = f"area under the ROC curve {auc:.4f} (error {error:.4f}), of {claim.area:.4f} allowed (p = {p:.2g})"
-    return Check("whole: area", found, p < WHOLE_LEVEL / 2, p)
-
-
-def _decide(inside: Array, outside: Array, right: int, claim: Claim) -> list[Check]:
-    trials, allowed = len(inside) + len(outside), (1 + claim.delta_at(0.0)) / 2
+    checks = [Check("whole: area", found, p < WHOLE_LEVEL / 2, p)]
+    right, trials = int((inside > 0).sum() + (outside <= 0).sum()), len(inside) + len(outside)
+    allowed = (1 + claim.delta_at(0.0)) / 2
     p = bounds.too_many(right, trials, allowed)
     found = f"{right} of {trials} guesses right, where the claim allows a share of {allowed:.4f} (p = {p:.2g})"
-    checks = [Check("whole: guesses", found, p < WHOLE_LEVEL / 4, p)]
+    checks.append(Check("whole: guesses", found, p < WHOLE_LEVEL / 4, p))
     level = WHOLE_LEVEL / 4 / (2 * len(BEYOND))
     for multiple in BEYOND:
         epsilon = multiple * claim.epsilon
@@ -129,7 +127,12 @@ def _decide(inside: Array, outside: Array, right: int, claim: Claim) -> list[Che
             refuted = bounds.violates(*counts, epsilon, delta, level)
             found = f"{hits} of {of} against {false} of {others}, for epsilon {epsilon:.3f} and delta {delta:.3g}"
             checks.append(Check(f"whole: {side}, beyond {epsilon:.3f}", found, refuted))
-    return checks
+    return tuple(checks)
+
+
+def _area(inside: Array, outside: Array) -> tuple[float, float]:
+    """(area under the ROC curve, its error); where there are too few trials, nothing is known."""
+    return bounds.area(inside, outside) if min(len(inside), len(outside)) >= FEWEST else (0.5, 1.0)
 
 
 def _counts(inside: Array, outside: Array, threshold: float) -> dict[str, tuple[int, int, int, int]]:
