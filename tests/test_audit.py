@@ -2,6 +2,7 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def spec_of(**changes) -> Spec:
 def refuters(found) -> set[str]:
     """The names of all checks that refute, those of the whole as `whole`."""
     names = {check.name for check in found.checks if check.refuted}
-    return names | ({"whole"} if found.whole is not None and found.whole.refuted else set())
+    return names | ({"whole"} if found.whole.refuted else set())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -245,8 +246,10 @@ def test_without_noise_there_is_nothing_to_refute(cli):
 
 def test_the_verdict_never_says_that_something_is_proved():
     good, bad = Check("a", "", False), Check("b", "", True)
-    assert decide((good, bad), None, None) == "refuted"
-    assert decide((good,), None, None) == "inconclusive"
+    strong, weak = (SimpleNamespace(refuted=refuted) for refuted in (True, False))
+    assert decide([good, bad], strong) == decide([good, bad], weak) == "refuted"
+    assert decide([good], weak) == "inconclusive"
+    assert decide([good], strong) == "not refuted"
 
 
 def test_the_claim_is_of_the_rate_that_batches_have(small):

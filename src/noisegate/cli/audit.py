@@ -89,8 +89,6 @@ def show(found: "Audit") -> None:
     for check in found.checks:
         print(f"{'REFUTED' if check.refuted else 'passed':8} {check.name}: {check.found}")
     for title, whole in (("trials", found.whole), ("trials with noise times 0.8", found.power)):
-        if whole is None:
-            continue
         print(
             f"{whole.trials} {title}: AUC {whole.auc:.4f} (claim allows {whole.claimed_auc:.4f}), "
             f"right {whole.right:.4f} ({whole.allowed:.4f}), mu {whole.mu:.3f}, 95 % "

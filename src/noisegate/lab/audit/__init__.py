@@ -21,6 +21,7 @@ from noisegate.lab.audit.grid import grid_attack, try_grid
 from noisegate.lab.audit.noise import try_noise
 from noisegate.lab.audit.plot import page
 from noisegate.lab.audit.record import INCONCLUSIVE, NOT_REFUTED, REFUTED, WEAKER, Audit, decide
+from noisegate.lab.audit.signs import attack_signs
 from noisegate.lab.audit.whole import Whole, measure
 from noisegate.lab.setup import Setup, prepare
 from noisegate.lab.spec import Spec
@@ -59,16 +60,14 @@ def audit(
         setup = prepare(spec, compute, dataset, model, loss)
         claim, secret = claim_of(setup), bool(getattr(spec, "secret", False))
         parts, std, notes = _parts(setup, claim, secret, watch)
-        whole = power = strength = None
-        if setup.federation.worker.mechanism == "gaussian":
-            count = trials or _affordable(setup, claim)
-            if not trials and count < TRIALS:
-                notes.append(f"{count} trials instead of {TRIALS}: the model is large; give trials to have more")
-            whole, power, strength = _whole(setup, claim, count, std, watch)
-        else:
-            notes.append("no membership trials: there is no likelihood ratio here for signs that are flipped at random")
-    verdict = decide(tuple(parts), whole, power)
-    if verdict == INCONCLUSIVE and whole is not None:
+        count = trials or _affordable(setup, claim)
+        if not trials and count < TRIALS:
+            notes.append(f"{count} trials instead of {TRIALS}: the model is large; give trials to have more")
+        if claim.signs:
+            notes.append("trials with a model that the server chose, under which the canary turns every sign")
+        whole, power, strength = _whole(setup, claim, count, std, watch)
+    verdict = decide([*parts, *whole.checks], power)
+    if verdict == INCONCLUSIVE:
         notes.append(f"noise times {WEAKER} would not have been refuted: give more trials")
     return Audit(
         verdict,
@@ -113,9 +112,9 @@ def _parts(setup: Setup, claim: Claim, secret: bool, watch: Watch) -> tuple[list
     return parts, std, notes
 
 
-def _whole(setup: Setup, claim: Claim, trials: int, std: float, watch: Watch) -> tuple[Whole, Whole, float]:
+def _whole(setup: Setup, claim: Claim, trials: int, std: float, watch: Watch) -> tuple[Whole, Whole, float | None]:
     """(what the trials found, the same with less noise, the canary's strength). std: the noise that was found."""
-    canary = choose(setup, claim, company_of(setup, claim), std)
+    canary = None if claim.signs else choose(setup, claim, company_of(setup, claim), std)
     found = []
     for name, factor in (("trials", 1.0), (f"noise times {WEAKER}", WEAKER)):
         done, total = 0, trials * claim.rounds
@@ -125,9 +124,12 @@ def _whole(setup: Setup, claim: Claim, trials: int, std: float, watch: Watch) ->
             done += clones
             watch(name, done, total)
 
-        held, losses = attack(setup, claim, canary, trials, factor, told)
+        if canary is None:
+            held, losses = attack_signs(setup, claim, trials, factor, told)
+        else:
+            held, losses = attack(setup, claim, canary, trials, factor, told)
         found.append(measure(held.numpy(), losses.numpy(), claim))
-    return found[0], found[1], canary.strength
+    return found[0], found[1], canary.strength if canary else None
 
 
 def _affordable(setup: Setup, claim: Claim) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -89,23 +89,24 @@ class Claim:
     @cached_property
     def _curve(self) -> Callable[[float], float]:
         if self.signs:
-            points = sorted((self.epsilon_at(delta), delta) for delta in DELTAS)
-            x, y = (np.array(column) for column in zip(*points, strict=True))
+            points = {self.epsilon_at(delta): delta for delta in sorted(DELTAS, reverse=True)}  # the smallest of each
+            x, y = np.array(sorted(points)), np.array([points[epsilon] for epsilon in sorted(points)])
             # The curve is convex, so a line between two of its points lies above it. Left of them nothing is known.
             return lambda epsilon: float(np.interp(epsilon, x, y, left=1.0))
-        accountant = _accountant(self.accountant, self.sampling)
-        event = accounting().SelfComposedDpEvent(self.sampling.event(self.examples, self.sigma), self.rounds)
-        composed = accountant.compose(event)
+        composed = _composed(self.accountant, self.sampling, self.examples, self.sigma, self.rounds)
         return lambda epsilon: float(composed.get_delta(epsilon))
 
 
-def _accountant(name: str, sampling: Sampling) -> Any:
+@lru_cache(maxsize=16)
+def _composed(accountant: str, sampling: Any, examples: int, sigma: float, rounds: int) -> Any:
+    """dp-accounting's accountant, told of all rounds."""
     accounting()  # says what to do where it is missing
     from dp_accounting import pld, rdp
 
-    if name == "rdp":
-        return rdp.RdpAccountant(neighboring_relation=sampling.neighboring())
-    return pld.PLDAccountant(sampling.neighboring(), GRID)
+    event = accounting().SelfComposedDpEvent(sampling.event(examples, sigma), rounds)
+    if accountant == "rdp":
+        return rdp.RdpAccountant(neighboring_relation=sampling.neighboring()).compose(event)
+    return pld.PLDAccountant(sampling.neighboring(), GRID).compose(event)
 
 
 def claim_of(setup: Setup) -> Claim:

@@ -91,6 +91,14 @@ def clones(setup: Setup, claim: Claim, canary: Canary, company: Tensor, held: Te
     )
 
 
+def groups(setup: Setup, trials: int, noise: float) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """(a fair coin for each trial, the same on the device in groups of clones that play together)."""
+    run = setup.federation
+    at_once = max(1, AT_ONCE * (64 if run.x.is_cuda else 1) // run.model.d)
+    coins = torch.rand(trials, generator=stream(run.seed, f"audit/coins/{noise}")) < 0.5
+    return coins, coins.to(run.x.device).split(at_once)
+
+
 def attack(
     setup: Setup,
     claim: Claim,
@@ -103,14 +111,12 @@ def attack(
 
     noise: a factor on the product's noise, which the adversary knows. watch: told how many clones played a round.
     """
-    run = setup.federation
     company = company_of(setup, claim)
-    at_once = max(1, AT_ONCE * (64 if run.x.is_cuda else 1) // run.model.d)
-    coins = torch.rand(trials, generator=stream(run.seed, f"audit/coins/{noise}")) < 0.5
+    coins, parts = groups(setup, trials, noise)
     losses = []
-    for number, held in enumerate(coins.to(run.x.device).split(at_once)):
+    for number, held in enumerate(parts):
         playing = clones(setup, claim, canary, company, held, f"audit/{noise}/{number}")
-        playing = replace(playing, sigma=noise * run.sigma)
+        playing = replace(playing, sigma=noise * setup.federation.sigma)
         losses.append(_play(playing, replace(canary, noise=noise * canary.noise), watch))
     return coins, torch.cat(losses).cpu()
 

@@ -12,16 +12,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from scipy import stats
-from torch import Tensor, nn
+from torch import Tensor
 
 from noisegate.lab.audit.bounds import above, below
 from noisegate.lab.audit.claim import Claim
 from noisegate.lab.audit.clones import stage
+from noisegate.lab.audit.signs import linear_model
 from noisegate.lab.audit.witness import Recorder
 from noisegate.lab.setup import Setup
 from noisegate.simulate import Federation, first_state, play
 from noisegate.streams import stream
-from noisegate.vectors import FlatModel
 from noisegate.workers import choose_sums
 
 BLOCK, HALF = 16, 8
@@ -95,16 +95,6 @@ class GridFinding:
         return hit > float(stats.norm.cdf(stats.norm.ppf(false) + 1 / sigma))
 
 
-@dataclass(frozen=True)
-class ChosenLoss:
-    """The output itself where the label is at least `from_label`, else nothing: so few examples have a gradient."""
-
-    from_label: int
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        return outputs[:, 0] * (targets >= self.from_label)
-
-
 def server_model(setup: Setup, claim: Claim, workers: int) -> tuple[Federation, Tensor]:
     """(a federation whose model the server chose so that one example of each worker contributes, that example).
 
@@ -118,12 +108,7 @@ def server_model(setup: Setup, claim: Claim, workers: int) -> tuple[Federation, 
     numbers = torch.arange(workers * examples, device=device).view(workers, examples)
     y = numbers.flatten().clone()
     y[numbers[:, -1]] += y.numel()
-    with torch.device("meta"):
-        module = nn.Linear(WIDTH, 1, bias=False)
-    module = module.to_empty(device="cpu")
-    with torch.no_grad():
-        module.weight.zero_()
-    model = FlatModel(module, ChosenLoss(y.numel()), device)
+    model = linear_model(WIDTH, y.numel(), device)
     federation = stage(
         setup,
         claim,

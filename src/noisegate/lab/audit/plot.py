@@ -21,7 +21,7 @@ def page(found: Audit) -> str:
     figure.add_scatter(x=[0, 1], y=[0, 1], name="a coin", mode="lines", line={"color": "lightgray"}, fill="tonexty")
     measured = [("measured", found.whole), (f"noise times {WEAKER}", found.power)]
     for name, whole in measured:
-        if whole is not None and whole.curve:
+        if whole.curve:
             x, y = zip(*whole.curve, strict=True)
             figure.add_scatter(x=x, y=y, name=f"{name}, {whole.trials} trials", mode="lines")
     figure.update_layout(

@@ -1,5 +1,6 @@
 """What an audit found."""
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,8 +18,8 @@ WEAKER = 0.8
 class Audit:
     """verdict: "refuted", "not refuted", or "inconclusive" if noise of .8 times the claimed would not be refuted.
 
-    checks: of the parts. whole: what the membership trials found; power: the same with noise times .8; None where it
-    was not tried. strength: of the canary, of 1 at most. notes: what was left out, and what a reader must know.
+    checks: of the parts. whole: what the membership trials found; power: the same with noise times .8. strength: of the
+    canary, of 1 at most; None for signs. notes: what was left out, and what a reader must know.
     """
 
     verdict: str
@@ -28,8 +29,8 @@ class Audit:
     claim: Claim
     secret: bool
     checks: tuple[Check, ...]
-    whole: Whole | None
-    power: Whole | None
+    whole: Whole
+    power: Whole
     strength: float | None
     notes: tuple[str, ...]
     spec: dict[str, Any]
@@ -64,16 +65,16 @@ class Audit:
             "secret": self.secret,
             "strength": self.strength,
             "checks": [asdict(check) for check in self.checks],
-            "whole": asdict(self.whole) if self.whole else None,
-            "power": asdict(self.power) if self.power else None,
+            "whole": asdict(self.whole),
+            "power": asdict(self.power),
             "notes": list(self.notes),
             "spec": self.spec,
             "seconds": self.seconds,
         }
 
 
-def decide(checks: tuple[Check, ...], whole: Whole | None, power: Whole | None) -> str:
+def decide(checks: Iterable[Check], power: Whole) -> str:
     """One word. Never that something is proved: an attack that fails proves nothing."""
-    if any(check.refuted for check in checks) or (whole is not None and whole.refuted):
+    if any(check.refuted for check in checks):
         return REFUTED
-    return NOT_REFUTED if whole is not None and power is not None and power.refuted else INCONCLUSIVE
+    return NOT_REFUTED if power.refuted else INCONCLUSIVE
