@@ -14,7 +14,7 @@ from noisegate.lab.audit.canary import Canary, Last, Seen
 from noisegate.lab.audit.check import WHOLE_LEVEL
 from noisegate.lab.audit.claim import Claim
 from noisegate.lab.audit.clones import AtDeclaredRate, attack, company_of
-from noisegate.lab.audit.whole import tests_of
+from noisegate.lab.audit.whole import judge_trials
 from noisegate.lab.setup import prepare
 from noisegate.sampling import Poisson
 from noisegate.workers import Normalized
@@ -112,7 +112,7 @@ def test_a_mechanism_that_just_keeps_its_claim_is_rarely_refuted_and_a_worse_one
             held = rng.random(1000) < 0.5
             seen = rng.standard_normal(1000) + mu * held
             ratios = mu * seen - mu**2 / 2
-            refuted[mu] += any(check.refuted for check in tests_of(ratios[held], ratios[~held], claim))
+            refuted[mu] += any(check.refuted for check in judge_trials(ratios[held], ratios[~held], claim))
     assert refuted[1.0] <= stats.binom.isf(1e-3, 300, WHOLE_LEVEL)
     assert refuted[1.35] > 285
 

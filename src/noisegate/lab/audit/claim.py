@@ -93,12 +93,13 @@ class Claim:
             x, y = np.array(sorted(points)), np.array([points[epsilon] for epsilon in sorted(points)])
             # The curve is convex, so a line between two of its points lies above it. Left of them nothing is known.
             return lambda epsilon: float(np.interp(epsilon, x, y, left=1.0))
-        composed = _composed(self.accountant, self.sampling, self.examples, self.sigma, self.rounds)
+        # A sampling is a frozen record, but its protocol does not say so.
+        composed = _composed(self.accountant, self.sampling, self.examples, self.sigma, self.rounds)  # type: ignore[arg-type]
         return lambda epsilon: float(composed.get_delta(epsilon))
 
 
 @lru_cache(maxsize=16)
-def _composed(accountant: str, sampling: Any, examples: int, sigma: float, rounds: int) -> Any:
+def _composed(accountant: str, sampling: Sampling, examples: int, sigma: float, rounds: int) -> Any:
     """dp-accounting's accountant, told of all rounds."""
     accounting()  # says what to do where it is missing
     from dp_accounting import pld, rdp
@@ -133,5 +134,5 @@ def claim_of(setup: Setup) -> Claim:
 def declared_of(setup: Setup) -> int:
     """The number of examples by which the rate is set: the one that the roster declares, else the smallest worker's."""
     run = setup.federation
-    declared = getattr(run, "declared", None)
+    declared = getattr(run, "declared", None) or getattr(run.sampling, "declared", None)
     return int(declared) if declared else int(run.sizes[~run.byzantine].min())

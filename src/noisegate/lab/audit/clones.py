@@ -64,7 +64,7 @@ def stage(setup: Setup, claim: Claim, **changes: Any) -> Federation:
     """The run's federation without liars or a defense, for the adversary to fill: everyone in it is honest."""
     run = setup.federation
     sampling = run.sampling
-    if isinstance(sampling, Poisson) and not hasattr(run, "declared"):
+    if isinstance(sampling, Poisson) and not hasattr(run, "declared") and not hasattr(sampling, "declared"):
         sampling = AtDeclaredRate(run.batch, claim.examples)
     return replace(run, attack=ATTACKS["none"](), rule=Frozen(), sampling=sampling, **changes)
 

@@ -102,12 +102,12 @@ def measure(held: NDArray[np.bool_], losses: Array, claim: Claim) -> Whole:
         bounds=tuple(
             _bound(inside, outside, claim, delta, mu_low) for delta in dict.fromkeys((claim.delta, REFERENCE_DELTA))
         ),
-        checks=tests_of(inside, outside, claim),
+        checks=judge_trials(inside, outside, claim),
         curve=_curve(inside, outside),
     )
 
 
-def tests_of(inside: Array, outside: Array, claim: Claim) -> tuple[Check, ...]:
+def judge_trials(inside: Array, outside: Array, claim: Claim) -> tuple[Check, ...]:
     """The tests that decide, on the ratios with the canary and without; together of level WHOLE_LEVEL."""
     auc, error = _area(inside, outside)
     p = float(stats.norm.sf((auc - claim.area) / error)) if error else float(auc <= claim.area)
