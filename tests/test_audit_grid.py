@@ -1,6 +1,7 @@
 """The attack on float32 noise: it must succeed against torch's own, and fail against a sampler that is sound."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from noisegate.compute import Compute
 from noisegate.lab import audit as audit_module
 from noisegate.lab.audit import fuzz
 from noisegate.lab.audit.claim import claim_of
-from noisegate.lab.audit.grid import GridFinding, grid_attack, grid_evidence, try_grid
+from noisegate.lab.audit.grid import GridFinding, enough, grid_attack, grid_evidence, try_grid
 from noisegate.lab.setup import prepare
 from noisegate.simulate import round as round_module
 
@@ -82,6 +83,14 @@ def test_the_real_path_gives_every_drawn_example_away(setup):
     assert found.told_drawn >= found.drawn - 1
     assert found.told_wrong == 0
     assert found.beats(claim.sigma, 1e-4)
+
+
+def test_there_are_enough_uploads_however_small_the_rate(setup):
+    claim = claim_of(setup)
+    assert enough(claim) == 400
+    rare = replace(claim, examples=3000)
+    assert enough(rare) * rare.rate >= 40
+    assert enough(replace(claim, examples=10**6)) == 8192
 
 
 def test_with_sound_noise_in_its_place_the_real_path_does_not(setup, monkeypatch):

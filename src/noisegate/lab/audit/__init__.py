@@ -17,7 +17,7 @@ from noisegate.lab.audit.claim import Claim, claim_of
 from noisegate.lab.audit.clones import attack, company_of
 from noisegate.lab.audit.draws import try_sampling
 from noisegate.lab.audit.fuzz import try_bound
-from noisegate.lab.audit.grid import grid_attack, try_grid
+from noisegate.lab.audit.grid import enough, grid_attack, try_grid
 from noisegate.lab.audit.noise import try_noise
 from noisegate.lab.audit.plot import page
 from noisegate.lab.audit.record import INCONCLUSIVE, NOT_REFUTED, REFUTED, WEAKER, Audit, decide
@@ -100,7 +100,7 @@ def _parts(setup: Setup, claim: Claim, secret: bool, watch: Watch) -> tuple[list
     if run.x.is_cuda:
         notes.append("the grid attack was not tried: it knows torch's generator on a CPU only")
     elif run.worker.mechanism == "gaussian" and run.worker.noisy:
-        grid = try_grid(setup, claim)
+        grid = try_grid(setup, claim, enough(claim))
         beaten = grid.beats(claim.sigma, PARTS_LEVEL / TESTED)
         told = (
             f"by the last bits of one upload {grid.told_drawn} of {grid.drawn} drawn examples were found, and "

@@ -38,8 +38,14 @@ CERTAIN = 12.0
 WIDTH = 2048
 """Parameters of the model that the server chooses."""
 
-UPLOADS = 400
-"""Uploads that the attack is tried on."""
+DRAWN, FEWEST, MOST = 40, 400, 8192
+"""Uploads that should have the example, and how many uploads there are at least and at most to find so many."""
+
+MOST_EXAMPLES = 2**22
+"""Of all workers together."""
+
+AT_ONCE = 256
+"""Uploads that are looked at at the same time."""
 
 
 def grid_evidence(noise: Tensor, scale: Tensor) -> Tensor:
@@ -70,9 +76,12 @@ def grid_attack(uploads: Tensor, contribution: Tensor, std: float) -> Tensor:
     uploads: (n, d) float32, of workers whose other examples contribute nothing. contribution: (d,) what the example
     adds to an upload. std: of the noise in a coordinate.
     """
-    stored = uploads.double()
-    without, within = stored / std, (stored - contribution.double()) / std
-    odds = grid_evidence(within, torch.maximum(within.abs(), without.abs())) - grid_evidence(without, without.abs())
+    every = []
+    for some in uploads.split(AT_ONCE):
+        without, within = some.double() / std, (some.double() - contribution.double()) / std
+        there = grid_evidence(within, torch.maximum(within.abs(), without.abs()))
+        every.append(there - grid_evidence(without, without.abs()))
+    odds = torch.cat(every)
     answer = torch.full((len(uploads),), -1, device=uploads.device)
     return answer.masked_fill_(odds > CERTAIN, 1).masked_fill_(odds < -CERTAIN, 0)
 
@@ -126,7 +135,13 @@ def server_model(setup: Setup, claim: Claim, workers: int) -> tuple[Federation, 
     return federation, example
 
 
-def try_grid(setup: Setup, claim: Claim, workers: int = UPLOADS) -> GridFinding:
+def enough(claim: Claim) -> int:
+    """How many uploads it takes until some of them have the example."""
+    examples = claim.examples if claim.sampling.relation == "replace-one" else 2 * claim.sampling.batch
+    return max(1, min(MOST_EXAMPLES // examples, MOST, max(FEWEST, math.ceil(DRAWN / claim.rate))))
+
+
+def try_grid(setup: Setup, claim: Claim, workers: int) -> GridFinding:
     """The attack on so many first-round uploads of the real path. What it knows of the generator holds on a CPU."""
     federation, example = server_model(setup, claim, workers)
     recorder = Recorder(federation.sums)
