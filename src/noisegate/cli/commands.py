@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from noisegate.cli.audit import audit_command
 from noisegate.cli.data import app as data_app
 from noisegate.cli.listing import show_list
 from noisegate.cli.privacy import show_privacy
@@ -29,6 +30,7 @@ app.command("reproduce")(reproduce_command)
 app.command("report")(report_command)
 app.command("watch")(watch_command)
 app.command("publish")(publish_command)
+app.command("audit")(audit_command)
 app.command("list")(show_list)
 app.command("privacy")(show_privacy)
 app.add_typer(data_app, name="data")

@@ -31,6 +31,8 @@ def play(
     streams: the randomness of the round by name, if not the federation's own.
     """
     run, params, phase = federation, state.params, federation.phase(t)
+    if run.secret and streams is None:
+        run.secret.begin(t)
     n, d, streams = len(run.byzantine), len(params), streams or Streams(run, t)
     rng, private = streams.generator, streams.private
 
