@@ -20,7 +20,7 @@ STD, WIDTH, WORKERS = 0.15, 2048, 300
 
 @pytest.fixture(scope="module")
 def setup():
-    return prepare(Spec(byzantine=0.0, attack="none", rounds=5), Compute(device="cpu"))
+    return prepare(Spec(byzantine=0.0, attack="none", rounds=5, batch=16), Compute(device="cpu"))
 
 
 def fast(sums: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
@@ -94,7 +94,7 @@ def test_there_are_enough_uploads_however_small_the_rate(setup):
 
 
 def test_a_secret_run_gives_nothing_away_on_the_real_path():
-    spec = Spec(byzantine=0.0, attack="none", rounds=5, secret=True)
+    spec = Spec(byzantine=0.0, attack="none", rounds=5, batch=16, secret=True)
     secret = prepare(spec, Compute(device="cpu"))
     claim = claim_of(secret)
     found = try_grid(secret, claim, 1000)
