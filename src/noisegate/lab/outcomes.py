@@ -168,9 +168,9 @@ def _short(value: Any) -> Any:
 
 
 def _long(key: str, value: str) -> Any:
-    """What a file says, checked: texts of one printable line, numbers that are finite, and shares from 0 to 1."""
+    """What a file says, checked: texts that a terminal may show, numbers that are finite, and shares from 0 to 1."""
     if key not in NUMBERS:
-        return plain(value)
+        return "\n".join(map(plain, value.split("\n")))
     if not value:
         return None
     found = float(value)
