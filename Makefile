@@ -1,6 +1,8 @@
 # make demo   environment, install, and one private run under attack with the defaults
 # make test   environment, install, lint, types, every test
 # make quick  the paper's experiments in miniature, on digits
+# make lowest    the command line with the lowest versions that are allowed, in an environment of its own
+# make versions  the command line with the newest ones, on every Python from 3.11 to 3.13 that is here
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
@@ -9,7 +11,11 @@ BIN    := $(VENV)/bin
 FIRST  := $(wildcard tests/test_[a-p]*.py)
 SECOND := $(filter-out $(FIRST),$(wildcard tests/test_*.py))
 
-.PHONY: demo test lint types unit unit-first unit-second quick bench wheel clean
+# The wheels of the lowest torch bring some 3 GB of CUDA along: LOWEST_TORCH=2.13.0 tries the rest with a smaller one.
+LOWEST       ?= .venv-lowest
+LOWEST_TORCH ?= 2.6.0
+
+.PHONY: demo test lint types unit unit-first unit-second quick lowest versions bench wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/noisegate run
@@ -37,6 +43,14 @@ unit-second: $(VENV)/developed
 quick: $(VENV)/developed
 	$(BIN)/noisegate reproduce --quick --out runs/quick
 
+lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet -c constraints-lowest.txt torch==$(LOWEST_TORCH) -e .
+	.ci/smoke $(LOWEST)/bin/python
+
+versions:
+	.ci/versions
+
 bench: $(VENV)/benched
 	$(BIN)/python benchmarks/round.py
 
@@ -57,4 +71,4 @@ $(VENV)/benched: $(VENV)/installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

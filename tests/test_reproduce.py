@@ -278,6 +278,12 @@ def test_runs_survive_a_csv_file():
     assert [row["run"] for row in csv.DictReader(to_csv(records.values()).splitlines()[:2])]
     with pytest.raises(StoreError, match=r"here: is no file of runs"):
         from_csv("a,b\n1,2\n", "here")
+    text = to_csv(records.values())
+    for old, new in (("0.9,", "7,"), ("0.9,", "nan,"), ("0.9,", "-1,"), (",done,", ",splendid,"), ("0.9,", ",")):
+        assert old in text
+        with pytest.raises(StoreError, match=r"here: is no file of runs"):
+            from_csv(text.replace(old, new, 1), "here")
+    assert "\x1b" not in from_csv(text.replace("badly", "\x1b[2J"), "here")[odd].message
 
 
 # --- claims ----------------------------------------------------------------------------------------------------------

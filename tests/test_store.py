@@ -473,6 +473,13 @@ def test_a_damaged_trial_is_run_again(tmp_path, damage):
     assert (tmp_path / "results.jsonl").read_bytes() == lines[0] + lines[2]
 
 
+def test_what_a_trial_said_is_fit_for_a_terminal(tmp_path):
+    with trials.TrialFolder(tmp_path, SPEC, "here") as folder:
+        folder.add(SPEC, "screen", Outcome("skipped", message="no\x1b[2J\nway"))
+    with trials.TrialFolder(tmp_path, SPEC, "here") as again:
+        assert again.find(SPEC).message == "no\\x1b[2J\nway"
+
+
 # --- locks ---------------------------------------------------------------------------------------------------------
 
 FLAGS = ["--workers", "4", "--rounds", "3", "--sigma", "2.5", "--epsilon", "2", "--accountant", "rdp", "--threads", "1"]

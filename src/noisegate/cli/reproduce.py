@@ -10,6 +10,7 @@ from uuid import uuid4
 import typer
 from rich.table import Table
 
+from noisegate.checks import plain
 from noisegate.cli.progress import play
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
@@ -18,6 +19,7 @@ from noisegate.errors import SpecError, StoreError
 from noisegate.lab import costs, estimate, paper
 from noisegate.lab.claims import Claim, claims, named
 from noisegate.lab.comparison import as_table, columns, page, rows
+from noisegate.lab.files import read_json
 from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv
 from noisegate.lab.paper import QUICK, Experiment
 from noisegate.lab.spec import Spec
@@ -190,9 +192,9 @@ def record(folder: SweepFolder, cell: Cell) -> Record:
         return Record(name, cell.status, message=cell.message)
     path = folder.run_path(cell.spec) / "environment.json"
     try:
-        place = json.loads(path.read_text(encoding="utf-8"))
+        place = read_json(path)
         packages = dict(place["packages"])
-    except (OSError, ValueError, TypeError, LookupError):
+    except (OSError, StoreError, ValueError, TypeError, LookupError):
         place, packages = {}, {}  # where it ran is not known, but what came of it is
     return Record(
         run=name,
@@ -201,8 +203,8 @@ def record(folder: SweepFolder, cell: Cell) -> Record:
         honest_rejected=cell.result["honest_rejected"],
         byzantine_selected=cell.result["byzantine_selected"],
         seconds=cell.result["seconds"],
-        device=place.get("device", ""),
-        versions=", ".join(f"{name} {packages[name]}" for name in ("noisegate", "torch") if name in packages),
+        device=plain(place.get("device", "")),
+        versions=", ".join(f"{name} {plain(packages[name])}" for name in ("noisegate", "torch") if name in packages),
     )
 
 

@@ -184,16 +184,9 @@ class SweepFolder:
         write_whole(self.path / LISTED, seal(listed, indent=None))
 
     def keep(self, settings: bytes, specs: Sequence[Spec]) -> None:
-        """Write sweep.toml, and the runs that it asks for. The runs of an earlier one stay."""
-        path = self.path / SETTINGS
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            same = path.exists() and path.read_bytes() == settings
-        except OSError as error:
-            raise StoreError(f"{self.path}: cannot be used ({error.strerror}); choose another --out") from None
-        if not same:
-            write_whole(path, settings)  # under a name of its own first: two sweeps may begin at the same time
+        """Write the runs of a sweep, and its sweep.toml. The runs of an earlier one stay."""
         self.keep_list(specs, settings)
+        write_whole(self.path / SETTINGS, settings)  # under names of their own first: two sweeps may begin at once
 
     @contextmanager
     def claim(self, spec: Spec) -> Iterator[Claim | None]:

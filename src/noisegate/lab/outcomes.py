@@ -2,11 +2,13 @@
 
 import csv
 import io
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import fmean
 from typing import Any, Literal
 
+from noisegate.checks import plain
 from noisegate.errors import StoreError
 from noisegate.lab.launch import reference
 from noisegate.lab.paper import Cell, Experiment
@@ -148,11 +150,16 @@ def from_csv(text: str, where: str) -> dict[str, Record]:
     """What `to_csv` wrote."""
     try:
         rows = list(csv.DictReader(io.StringIO(text)))
-        return {row["run"]: Record(**{key: _long(key, value) for key, value in row.items()}) for row in rows}
-    except (KeyError, TypeError, ValueError) as error:
-        raise StoreError(f"{where}: is no file of runs ({error}); make one with --csv") from None
+        found = {row["run"]: Record(**{key: _long(key, value) for key, value in row.items()}) for row in rows}
+        for record in found.values():
+            if record.status not in STATUSES or (record.status == "done") != (record.accuracy is not None):
+                raise ValueError(f"run {record.run}: its status and its accuracy do not go together")
+    except (KeyError, TypeError, ValueError, csv.Error) as error:
+        raise StoreError(f"{plain(where)}: is no file of runs ({plain(error)}); make one with --csv") from None
+    return found
 
 
+STATUSES = ("done", "failed", "skipped", "missing")
 NUMBERS = ("accuracy", "honest_rejected", "byzantine_selected", "seconds")
 
 
@@ -161,4 +168,12 @@ def _short(value: Any) -> Any:
 
 
 def _long(key: str, value: str) -> Any:
-    return value if key not in NUMBERS else float(value) if value else None
+    """What a file says, checked: texts that a terminal may show, numbers that are finite, and shares from 0 to 1."""
+    if key not in NUMBERS:
+        return "\n".join(map(plain, value.split("\n")))
+    if not value:
+        return None
+    found = float(value)
+    if not 0 <= found <= (math.inf if key == "seconds" else 1) or math.isinf(found):
+        raise ValueError(f"{key} = {value}: out of range")
+    return found

@@ -107,7 +107,8 @@ class TrialFolder:
         if not line.endswith(b"\n"):
             raise StoreError("cut off as it was written")
         found: dict[str, Any] = unseal(parse(line, RESULTS), RESULTS)
-        outcome = Outcome(**fields_of(Outcome, found, RESULTS))
+        values = fields_of(Outcome, found, RESULTS)
+        outcome = Outcome(**{**values, "message": "\n".join(map(plain, values["message"].split("\n")))})
         key, how = found.get("key"), found.get("how")
         if not isinstance(key, str) or not isinstance(how, str):
             raise StoreError("not a run")
