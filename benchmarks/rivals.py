@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from noisegate.lab.spec import partner_of
+
 HERE = Path(__file__).parent
 KEY = ("byzantine", "aggregator", "attack", "seed")
 FOUND = ("accuracy", "believed_byzantine", "byzantine_selected", "epsilon")
@@ -24,10 +26,18 @@ Row = dict[str, str]
 
 
 def grid(path: Path) -> list[dict[str, Any]]:
-    """The settings of every run: all combinations of the lists under [sweep], on top of what is above it."""
+    """The settings of every run: all combinations of the lists under [sweep], on top of what is above it.
+
+    What is under [usual] is for the aggregators that do not bring it along.
+    """
     fixed = tomllib.loads(path.read_text())
-    swept = fixed.pop("sweep")
-    return [fixed | dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    swept, usual = fixed.pop("sweep"), fixed.pop("usual", {})
+    runs = [fixed | dict(zip(swept, values, strict=True)) for values in itertools.product(*swept.values())]
+    brought = [partner_of(run["aggregator"]) for run in runs]
+    return [
+        {name: value for name, value in usual.items() if name not in own} | run
+        for run, own in zip(runs, brought, strict=True)
+    ]
 
 
 def label(value: Any) -> str:

@@ -35,7 +35,7 @@ def tables(path: Path) -> list[tuple[str, float, list[Spec]]]:
         title, asked, swept = table.pop("title"), table.pop("asked"), table.pop("sweep")
         specs = []
         for values in itertools.product(*swept.values()):
-            settings = table | dict(zip(swept, values, strict=True))
+            settings = {"delta": content["delta"]} | table | dict(zip(swept, values, strict=True))
             if settings["byzantine"] == 0 and settings["attack"] != "none":
                 continue
             noise = content["noise"][settings["dataset"]]

@@ -1,6 +1,7 @@
 """What several test files share. Nothing here needs a data file or the network."""
 
 import copy
+import hashlib
 import importlib.util
 import json
 import os
@@ -20,7 +21,7 @@ from noisegate.cli import main
 torch.set_num_threads(1)
 
 # Three rounds with this noise cost epsilon 0.12, so that the stated 2 holds and nothing has to be calibrated.
-QUICK = {"rounds": 3, "sigma": 2.5, "sigma_base": 2.5, "epsilon": 2.0}
+QUICK = {"rounds": 3, "batch": 16, "rate": 0.2, "sigma": 2.5, "sigma_base": 2.5, "epsilon": 2.0, "delta": "paper"}
 
 TRACE = "Traceback (most recent call last)"
 
@@ -51,6 +52,28 @@ def digits_are_parsed_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets, "load_digits", lambda: copy.deepcopy(found))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def key_of_these_tests(tmp_path_factory):
+    """Fingerprints of private data need a key; not the user's own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NOISEGATE_KEY", str(tmp_path_factory.mktemp("key") / "key"))
+        yield
+
+
+def sealed(value: dict[str, Any]) -> str:
+    """A JSON object with its checksum, written here again by hand."""
+    bare = {key: entry for key, entry in value.items() if key != "sha256"}
+    told = hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**bare, "sha256": told})
+
+
+def saved_rounds(path: Path) -> int:
+    """How many rounds a checkpoint says were played, read by hand from the header of a safetensors file."""
+    content = path.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return json.loads(header["__metadata__"]["noisegate"])["rounds"]
 
 
 @pytest.fixture

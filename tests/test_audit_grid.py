@@ -8,12 +8,12 @@ import torch
 
 from noisegate import Spec
 from noisegate.compute import Compute
+from noisegate.entropy import NOISE, Secret
 from noisegate.lab import audit as audit_module
 from noisegate.lab.audit import fuzz
 from noisegate.lab.audit.claim import claim_of
 from noisegate.lab.audit.grid import GridFinding, enough, grid_attack, grid_evidence, try_grid
 from noisegate.lab.setup import prepare
-from noisegate.simulate import round as round_module
 
 STD, WIDTH, WORKERS = 0.15, 2048, 300
 
@@ -29,10 +29,10 @@ def fast(sums: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
 
 
 def sound(sums: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    """A stand-in for the product's sound sampler: float64 noise, the sum rounded to a public power of two."""
-    step = 2.0 ** math.floor(math.log2(STD * 2**-12))
-    noise = STD * torch.randn(sums.shape, generator=rng, dtype=torch.float64)
-    return ((sums.double() + noise) / step).round_().mul_(step).float()
+    """As a secret run does it, from the operating system's entropy."""
+    uploads = sums.clone()
+    Secret(torch.device("cpu")).source(NOISE).add_noise(uploads, STD)
+    return uploads
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_the_real_path_gives_every_drawn_example_away(setup):
     """Issue 13, point 3: from one first-round upload, with a model that the server chose."""
     claim = claim_of(setup)
     found = try_grid(setup, claim, 1000)
-    assert 60 < found.drawn < 180
+    assert found.drawn == pytest.approx(1000 * claim.rate, abs=80)  # five errors
     assert found.told_drawn >= found.drawn - 1
     assert found.told_wrong == 0
     assert found.beats(claim.sigma, 1e-4)
@@ -93,17 +93,11 @@ def test_there_are_enough_uploads_however_small_the_rate(setup):
     assert enough(replace(claim, examples=10**6)) == 8192
 
 
-def test_with_sound_noise_in_its_place_the_real_path_does_not(setup, monkeypatch):
-    """Swap this for a run with `secret = True` once there is one: the audit must not refute it."""
-
-    def fill(uploads, std, rng):
-        step = 2.0 ** math.floor(math.log2(std * 2**-12))
-        noise = std * torch.randn(uploads.shape, generator=rng, dtype=torch.float64)
-        uploads.copy_((noise / step).round_().mul_(step))
-
-    monkeypatch.setattr(round_module, "fill_with_noise", fill)
-    claim = claim_of(setup)
-    found = try_grid(setup, claim, 1000)
+def test_the_same_path_in_a_secret_run_gives_nothing_away():
+    secret = prepare(Spec(byzantine=0.0, attack="none", rounds=5, secret=True), Compute(device="cpu"))
+    claim = claim_of(secret)
+    found = try_grid(secret, claim, 1000)
+    assert found.drawn > 60
     assert not found.beats(claim.sigma, 0.01)
 
 

@@ -1,5 +1,6 @@
 """How many liars a rule reckons with: what is believed, what it admits, what is refused, what is printed (0016)."""
 
+import json
 import math
 
 import pytest
@@ -33,7 +34,7 @@ RUN = ("run", "quick.toml")
 @pytest.fixture
 def cli(cli, tmp_path):
     """In a folder with settings of three rounds, for which no noise has to be calibrated."""
-    (tmp_path / "quick.toml").write_text("".join(f"{key} = {value}\n" for key, value in QUICK.items()))
+    (tmp_path / "quick.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in QUICK.items()))
     return cli
 
 

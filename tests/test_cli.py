@@ -181,6 +181,8 @@ def test_run_json_is_one_object_and_nothing_else(cli, tmp_path):
     assert isinstance(found, dict)
     assert "NaN" not in answer.out
     folder = tmp_path / found.pop("out")
+    for name in ("trainings", "epsilon_together", "delta_together", "together"):  # of the command, not of the run
+        del found[name]
     assert json.loads((folder / "result.json").read_text()) == found
     assert folder.parent == tmp_path / "runs"
     assert "reference_accuracy" not in found, "--json does not run the baselines unless asked"
@@ -263,6 +265,7 @@ def test_set_may_be_given_several_times(cli):
 def test_every_flag_reaches_the_spec(cli):
     flags = {
         "--delta": 1e-4,
+        "--declared": 200,
         "--batch": 8,
         "--rate": 0.3,
         "--workers": 6,
@@ -287,6 +290,8 @@ def test_every_flag_reaches_the_spec(cli):
         found = spec[flag[2:].replace("-", "_")]
         assert found == value or found == {"name": value}, flag
     assert cli(*QUICK, "--non-iid", "--json").json["spec"]["non_iid"] is True
+    assert cli(*QUICK, "--secret", "--json").json["spec"]["secret"] is True
+    assert cli(*QUICK, "--delta", "paper", "--json").json["spec"]["delta"] == "paper"
 
 
 # --- the others ----------------------------------------------------------------------------------------------------
@@ -319,7 +324,19 @@ def test_list_experiments_is_a_list(cli):
 
 
 def test_privacy_answers_both_ways(cli):
-    asked = ["privacy", "--samples", "3000", "--batch", "16", "--rounds", "1500", "--accountant", "rdp"]
+    asked = [
+        "privacy",
+        "--samples",
+        "3000",
+        "--batch",
+        "16",
+        "--rounds",
+        "1500",
+        "--accountant",
+        "rdp",
+        "--delta",
+        "paper",
+    ]
     found = cli(*asked, "--epsilon", 2, "--json").json
     assert found["sigma"] == pytest.approx(0.792, rel=0.01)  # the contract's
     assert 1.98 <= found["epsilon"] <= 2.0
@@ -329,7 +346,43 @@ def test_privacy_answers_both_ways(cli):
     people = cli(*asked, "--epsilon", 2)
     assert people.status == 0
     assert f"sigma {found['sigma']:.4f}" in people.out
-    assert "add-or-remove" in people.out
+    words = " ".join(people.out.split())
+    assert "add-or-remove: one example of one worker added or removed, at a declared rate that does not follow" in words
+    assert f"epsilon at delta 1e-5 {found['epsilon_at_1e_5']:.4f}" in words
+    assert f"at least as private as {found['mu']:.4f}-GDP (mu) for every delta of 1e-10 or more" in words
+
+
+def test_privacy_takes_a_small_delta_unless_told_otherwise(cli):
+    asked = ["privacy", "--samples", "141", "--rounds", "267", "--epsilon", 2, "--json"]
+    found = cli(*asked).json
+    assert found["delta"] == 1e-5
+    assert found["sigma"] == pytest.approx(3.85, rel=0.001)
+    assert found["epsilon_at_1e_5"] == found["epsilon"] <= 2
+    assert cli(*asked, "--delta", 0.001).json["delta"] == 0.001
+    assert cli(*asked, "--delta", "paper").json["delta"] == 141**-1.1
+    one_line(cli(*asked, "--delta", "papers"), "delta = 'papers': must be a number above 0 and below 1, or paper")
+
+
+def test_privacy_prices_groups(cli):
+    asked = ["privacy", "--samples", "141", "--rounds", "267", "--sigma", 3.85]
+    found = cli(*asked, "--group", 2, "--group", 4, "--json").json
+    assert found["group"] == [2, 4]
+    assert found["epsilon"] < found["group_epsilon"][0] < found["group_epsilon"][1]
+    assert "group" not in cli(*asked, "--json").json
+    people = cli(*asked, "--group", 2).out
+    assert (
+        f"group of 2 examples of one worker, added or removed together: epsilon {found['group_epsilon'][0]:.4f}"
+        in people
+    )
+    one_line(cli(*asked, "--group", 2, "--accountant", "rdp"), "group = 2: groups are priced with Gaussian noise")
+    one_line(cli(*asked, "--group", 0), "group = 0")
+
+
+@pytest.mark.parametrize("sigma", ["1e38", "1e300"])
+def test_so_much_noise_is_not_said_to_be_too_little(cli, sigma):
+    for accountant in ("pld", "rdp"):
+        asked = ["privacy", "--samples", "3000", "--rounds", "10", "--sigma", sigma, "--accountant", accountant]
+        one_line(cli(*asked), f"sigma = {float(sigma)!r}: must be at most 1e+06")
 
 
 def test_privacy_refuses_to_price_fixed_batches_by_pld(cli):

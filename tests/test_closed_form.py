@@ -329,7 +329,6 @@ WITHOUT = {
     "functional and called": lambda: Functional(also=True),
     "in place": lambda: nn.Sequential(nn.Linear(6, 4), nn.ELU(inplace=True), nn.Linear(4, 3)),
     "in place, later": lambda: nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4), nn.ELU(inplace=True), nn.Linear(4, 3)),
-    "mixing": Mixing,
     "spare": Spare,
     "own": Own,
     "grouped": grouped,
@@ -355,6 +354,14 @@ def test_a_model_without_a_closed_form_goes_the_direct_way_and_is_right(name):
     assert_close(chosen(Normalized(0.1), params, x, y, owner, last), wanted, 5, FLOAT32)
     with pytest.raises(SpecError, match="closed-form"):
         choose_sums(model, params, x, y, "closed-form")
+
+
+@pytest.mark.parametrize("way", ["auto", "closed-form", "direct"])
+def test_a_model_that_mixes_examples_is_refused_whichever_way(way):
+    model = FlatModel(Mixing())
+    params, x, y, _, _ = problem(model, (6,), 3, [2, 0, 3])
+    with pytest.raises(SpecError, match="mixes the examples of a batch"):
+        choose_sums(model, params, x, y, way)
 
 
 def test_a_layer_called_by_keyword_is_right_either_way():

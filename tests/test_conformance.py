@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from noisegate import Compute, TwoStage, run
 from noisegate.aggregators import AGGREGATORS, Krum
@@ -526,7 +527,7 @@ def test_a_round_survives_whatever_a_stranger_sends(quick, tmp_path, what, aggre
     malformed = sum(line["rejected"]["malformed"]["byzantine"] for line in result.curve)
     assert malformed == result.rounds * result.byzantine_workers
     assert result.byzantine_selected == 0.0
-    model = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    model = load_file(tmp_path / "run" / "model.safetensors")
     assert all(bool(value.isfinite().all()) for value in model.values())
     # What liars send as nothing must not move the model: the honest workers alone do.
     assert sum(line["selected"]["honest"] for line in result.curve) > 0

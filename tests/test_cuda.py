@@ -133,7 +133,7 @@ def test_an_example_with_next_to_nothing_to_say_fits(worker, sure) -> None:
 def test_a_run_is_the_same_run_every_time(graph) -> None:
     """Also where some rounds do not fit."""
     run = setup(rounds=20).federation
-    few = run.sampling.largest_sum(len(run.byzantine), 0.2)
+    few = run.sampling.largest_sum(len(run.byzantine), int(run.sizes.sum()), run.declared, 0.2)
     first, *others = (played(with_less_room(run, few), graph)[0] for _ in range(4))
     assert all(same_bytes(first, other) for other in others)
 
@@ -300,7 +300,9 @@ def test_with_room_or_without_a_round_is_the_same(model, monkeypatch) -> None:
 def test_a_round_that_does_not_fit_is_played_again_and_those_behind_it_too() -> None:
     run = setup(rounds=40, attack="gaussian").federation
     roomy, _ = played(run)
-    few = run.sampling.largest_sum(5, 0.3)  # too small for about three rounds in ten
+    few = run.sampling.largest_sum(
+        5, int(run.sizes[:5].sum()), run.declared, 0.3
+    )  # too small for about three rounds in ten
     redone, rounds = played(with_less_room(run, few))
     assert any(isinstance(found, Recorded) for found in rounds._device.graphs.values())
     assert redone.rounds == 40
@@ -351,7 +353,7 @@ def test_interrupted_and_resumed_gives_the_same_bytes(tmp_path) -> None:
         noisegate.run(spec, compute=compute, out=tmp_path / "broken", watch=stop)
     resumed = noisegate.run(spec, compute=compute, out=tmp_path / "broken", resume=True)
     assert replace(resumed, seconds=0.0, ms_per_round=0.0) == replace(whole, seconds=0.0, ms_per_round=0.0)
-    for name in ("rounds.jsonl", "model.pt", "verdicts.npz"):
+    for name in ("rounds.jsonl", "model.safetensors", "verdicts.npz"):
         assert (tmp_path / "broken" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 

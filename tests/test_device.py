@@ -52,7 +52,7 @@ def tightened(run: Federation, share: float) -> Federation:
     """The same, with room for so few examples that this share of the rounds does not fit."""
     run = replace(run)
     active = run.active(run.phase(0))
-    usual, few = active.room(), run.sampling.largest_sum(len(active), share)
+    usual, few = active.room(), run.sampling.largest_sum(len(active), int(active.sizes.sum()), run.declared, share)
     active.__dict__["room"] = lambda: replace(usual, total=few, needs=[])
     return run
 

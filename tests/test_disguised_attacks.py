@@ -443,7 +443,8 @@ def outcome(name: str, **settings):
     """(result, reasons, scores, who lies)."""
     attack = {"name": name, **settings}
     with tempfile.TemporaryDirectory() as folder:
-        spec = Spec(attack=attack, aggregator="two-stage", sigma=2.5, sigma_base=2.5, rounds=ROUNDS, accountant="rdp")
+        noise = {"batch": 16, "rate": 0.2, "sigma": 2.5, "sigma_base": 2.5, "accountant": "rdp"}
+        spec = Spec(attack=attack, aggregator="two-stage", rounds=ROUNDS, **noise)
         result = run(spec, compute=CPU, out=f"{folder}/run")
         with np.load(f"{folder}/run/verdicts.npz") as found:
             return result, found["reasons"], found["scores"], found["byzantine"]

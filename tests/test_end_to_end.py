@@ -18,22 +18,25 @@ from noisegate.simulate import Training, accuracy, start
 SEEDS = (1, 2, 3)
 CPU = Compute(device="cpu")
 
-# Measured over seeds 1 to 10: defended 0.876, reference 0.871, one run's deviation 0.017 and 0.020. A mean of three has
+DELTA = 1e-5
+"""The default, written out since the bands below are of its noise."""
+
+# Measured over seeds 1 to 10: defended 0.840, reference 0.842, one run's deviation 0.020 and 0.021. A mean of three has
 # 0.012, so the band leaves more than four of its deviations on either side.
 SPREAD = 0.02
-LOW, HIGH = 0.80, 0.93
+LOW, HIGH = 0.79, 0.89
 
-# Ten classes: guessing reaches 0.1, and the undefended mean 0.101, deviation 0.021.
+# Ten classes: guessing reaches 0.1, and the undefended mean 0.134, deviation 0.035.
 GUESSING = 0.20
 
-# With a fiftieth of the noise the reference reaches 0.962, deviation 0.006, over the same seeds: well above the band.
+# With a fiftieth of the noise the reference reaches 0.968, deviation 0.005, over the same seeds: well above the band.
 NOISELESS = 0.95
 
 
 @lru_cache
 def outcome(seed: int, kind: str) -> Result:
     change = {"defended": lambda spec: spec, "reference": reference, "undefended": undefended}[kind]
-    return run(change(Spec(seed=seed)), compute=CPU)
+    return run(change(Spec(seed=seed, delta=DELTA)), compute=CPU)
 
 
 def over_seeds(kind: str) -> list[float]:
@@ -45,7 +48,7 @@ def test_the_defended_run_learns_what_its_noise_allows():
     for seed in SEEDS:
         result = outcome(seed, "defended")
         assert 1.98 <= result.epsilon <= 2.0, "the budget is spent and not passed"
-        assert (result.byzantine_workers, result.rounds) == (15, 267)
+        assert (result.byzantine_workers, result.rounds) == (15, 67)
 
 
 def test_the_reference_learns_what_its_noise_allows():
@@ -73,15 +76,17 @@ def test_the_band_can_fail():
     """The reference with a fiftieth of the noise and the same rate: were the noise lost, the band would tell."""
     scores = []
     for seed in SEEDS:
-        setup = prepare(reference(Spec(seed=seed)), CPU)
+        setup = prepare(reference(Spec(seed=seed, delta=DELTA)), CPU)
         quiet = replace(setup.federation, sigma=setup.federation.sigma / 50)
         scores.append(play(quiet, setup.x_test, setup.y_test))
     assert mean(scores) > NOISELESS > HIGH
 
 
 def test_more_noise_learns_less():
-    tight = [run(replace(reference(Spec()), epsilon=0.125, seed=seed), compute=CPU).accuracy for seed in SEEDS]
-    # Measured: 0.27, deviation 0.05.
+    tight = [
+        run(replace(reference(Spec(delta=DELTA)), epsilon=0.125, seed=seed), compute=CPU).accuracy for seed in SEEDS
+    ]
+    # Measured: 0.19, deviation 0.08.
     assert mean(tight) < 0.5 < mean(over_seeds("reference"))
 
 
@@ -96,7 +101,7 @@ def test_the_order_of_the_workers_does_not_matter(order):
     """The usual run stands in shuffled order; here everybody of one kind comes first."""
     scores = []
     for seed in SEEDS:
-        setup = prepare(Spec(seed=seed), CPU)
+        setup = prepare(Spec(seed=seed, delta=DELTA), CPU)
         old = setup.federation
         places = order(old.byzantine)
         moved = replace(old, holdings=old.holdings[places], sizes=old.sizes[places], byzantine=old.byzantine[places])
@@ -109,7 +114,7 @@ def test_the_order_of_the_workers_does_not_matter(order):
 @pytest.mark.parametrize("attack", ["a-little", "inner"])
 def test_crafted_uploads_are_never_selected(attack, tmp_path):
     """They lack the noise of a single upload, and the first stage sees it."""
-    spec = Spec(attack=attack, sigma=2.5, sigma_base=2.5, rounds=120, accountant="rdp")
+    spec = Spec(attack=attack, sigma=2.5, sigma_base=2.5, batch=16, rate=0.2, rounds=120, accountant="rdp")
     result = run(spec, compute=CPU, out=tmp_path / "run")
     assert result.byzantine_selected == 0.0
     with np.load(tmp_path / "run" / "verdicts.npz") as verdicts:
@@ -120,6 +125,6 @@ def test_crafted_uploads_are_never_selected(attack, tmp_path):
 
 @pytest.mark.parametrize("attack", ["gaussian", "local-poisoning", "a-little", "inner"])
 def test_every_attack_of_the_paper_is_survived(attack):
-    score = run(Spec(attack=attack, seed=1), compute=CPU).accuracy
-    # One seed: means over five seeds were 0.867 to 0.883, one run's deviation up to 0.028; three of them below.
-    assert LOW - 0.03 <= score <= HIGH + 0.02
+    scores = [run(Spec(attack=attack, seed=seed, delta=DELTA), compute=CPU).accuracy for seed in SEEDS]
+    # Means over ten seeds were 0.829 to 0.854, one run's deviation up to 0.043, of a mean of three 0.025: nearly three.
+    assert LOW - 0.03 <= mean(scores) <= HIGH + 0.02

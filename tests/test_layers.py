@@ -206,8 +206,28 @@ def test_the_check_of_house_rules_can_fail(text):
 
 
 def test_what_noisegate_exports_is_what_it_says():
+    assert set(noisegate.__all__) <= set(dir(noisegate))
+    for name in noisegate.__all__:  # which come when they are asked for
+        assert getattr(noisegate, name) is not None
+    with pytest.raises(AttributeError, match="nosuch"):
+        noisegate.nosuch  # noqa: B018
     public = {
         name for name, value in vars(noisegate).items() if not name.startswith("_") and type(value).__name__ != "module"
     }
     assert public == set(noisegate.__all__)
     assert noisegate.__all__ == sorted(noisegate.__all__)
+
+
+def test_what_types_say_is_exported_is_what_is_exported():
+    block = next(node for node in ast.parse((ROOT / "__init__.py").read_text()).body if isinstance(node, ast.If))
+    typed = {(node.module, alias.name) for node in block.body for alias in node.names}
+    assert typed == {(home, name) for home, names in noisegate._HOMES.items() for name in names}
+
+
+@pytest.mark.parametrize("module", ["noisegate", "noisegate.cli", "noisegate.version"])
+def test_nothing_heavy_is_imported_before_it_is_needed(module):
+    """So that Ctrl-C finds somebody who knows what to do with it."""
+    heavy = ("torch", "numpy", "scipy", *OPTIONAL)
+    code = f"import sys, {module}; print([name for name in {heavy!r} if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
+    assert told.stdout.strip() == "[]"

@@ -133,12 +133,13 @@ def federation(worker, n: int = 4, sizes: int = 40, batch: int = 5) -> Federatio
         believed_honest=n,
         rounds=10,
         seed=7,
+        declared=sizes,
     )
 
 
 def examples_of(run: Federation, t: int):
     """(x, y, owner) of what everyone draws in round t, looked up one by one."""
-    drawn = run.sampling.over(run.sizes)(run.stream("batch", t))
+    drawn = run.sampling.over(run.sizes, run.declared)(run.stream("batch", t))
     owner, number = drawn.nonzero(as_tuple=True)
     chosen = run.holdings[owner, number]
     return run.x[chosen], run.y[chosen], owner
@@ -234,7 +235,7 @@ def test_a_run_and_those_it_is_compared_with_share_data_but_neither_noise_nor_ba
     ready = [prepare(each, Compute(device="cpu")).federation for each in runs]
     assert torch.equal(ready[0].holdings, ready[1].holdings)
     assert torch.equal(ready[0].model.initial(), ready[2].model.initial())
-    draws = [run.sampling.over(run.sizes)(run.stream("batch", 0))[:10] for run in ready]
+    draws = [run.sampling.over(run.sizes, run.declared)(run.stream("batch", 0))[:10] for run in ready]
     assert not torch.equal(draws[0], draws[1])
     noises = torch.cat([noises_of(each).flatten(0, 1) for each in runs])
     away = torch.corrcoef(noises) - torch.eye(len(noises))

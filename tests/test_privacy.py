@@ -14,11 +14,17 @@ from hypothesis import strategies as st
 
 from noisegate.errors import PrivacyError, SpecError
 from noisegate.flips import cost_of_sign, flip_probability, sigma_of
-from noisegate.privacy import calibrate, default_delta, epsilon, guarantee, worst_sigma
+from noisegate.privacy import calibrate, default_delta, epsilon, guarantee, paper_delta, worst_sigma
 from noisegate.privacy import signs as pricing_of_signs
 from noisegate.sampling import FixedSize, Poisson
 
-PAPER = {"examples": 3000, "rounds": 1500, "sampling": Poisson(16)}  # MNIST and Fashion: 20 workers, 8 epochs
+PAPER = {
+    "examples": 3000,
+    "rounds": 1500,
+    "sampling": Poisson(16),
+    "delta": "paper",
+}  # MNIST and Fashion: 20 workers, 8 epochs
+BARE = {key: value for key, value in PAPER.items() if key != "delta"}
 
 
 @pytest.mark.parametrize(
@@ -71,7 +77,7 @@ def test_pld_is_what_a_fine_grid_says_within_1_percent_and_never_below_it(budget
     sigma = calibrate(budget, **PAPER)
     fine = pld.PLDAccountant(value_discretization_interval=min(5e-5, budget * 1e-4))
     fine.compose(dp_accounting.SelfComposedDpEvent(Poisson(16).event(3000, sigma), 1500))
-    spent = fine.get_epsilon(default_delta(3000))
+    spent = fine.get_epsilon(paper_delta(3000))
     assert 0.98 * budget <= spent <= budget
     assert spent <= epsilon(sigma, **PAPER) <= 1.01 * spent
 
@@ -79,7 +85,7 @@ def test_pld_is_what_a_fine_grid_says_within_1_percent_and_never_below_it(budget
 def test_above_0_1_anyone_gets_our_number_from_dp_accounting():
     theirs = pld.PLDAccountant(value_discretization_interval=1e-4)
     theirs.compose(dp_accounting.SelfComposedDpEvent(Poisson(16).event(3000, 2.0), 1500))
-    assert epsilon(2.0, **PAPER) == theirs.get_epsilon(default_delta(3000))
+    assert epsilon(2.0, **PAPER) == theirs.get_epsilon(paper_delta(3000))
 
 
 def test_fixed_is_charged_with_replace_one_and_sensitivity_2():
@@ -88,7 +94,7 @@ def test_fixed_is_charged_with_replace_one_and_sensitivity_2():
     by_hand.compose(dp_accounting.SelfComposedDpEvent(sampled, 1500))
     charged = epsilon(4.0, examples=3000, rounds=1500, sampling=FixedSize(16), delta=1e-5, accountant="rdp")
     assert charged == by_hand.get_epsilon(1e-5)
-    assert charged > 4 * epsilon(4.0, delta=1e-5, accountant="rdp", **PAPER)
+    assert charged > 4 * epsilon(4.0, delta=1e-5, accountant="rdp", **BARE)
 
 
 def test_no_rounds_cost_nothing():
@@ -105,13 +111,21 @@ def test_more_rounds_never_cost_less_and_more_noise_never_more(accountant, sigma
     assert by_noise == sorted(by_noise, reverse=True)
 
 
-def test_the_default_delta_is_the_papers():
-    assert default_delta(3000) == 3000**-1.1
+def test_the_default_delta_is_small_and_the_papers_on_request():
+    for examples in (1, 2, 141, 3000, 10_000, 10_001, 10**6):
+        assert default_delta(examples) == min(1e-5, 1 / (10 * examples))
+        assert guarantee(
+            sigma=3.0, examples=max(examples, 16), rounds=1, sampling=Poisson(16), accountant="rdp"
+        ).delta == (default_delta(max(examples, 16)))
+    assert default_delta(10**6) == 1e-7
+    assert paper_delta(3000) == 3000**-1.1
     assert guarantee(sigma=1.0, accountant="rdp", **PAPER).delta == 3000**-1.1
-    with pytest.raises(SpecError, match=r"examples = 1: the default delta .* promises nothing; give delta"):
-        default_delta(1)
+    with pytest.raises(SpecError, match=r"examples = 1: the paper's delta .* promises nothing; give delta"):
+        paper_delta(1)
     with pytest.raises(SpecError, match="promises nothing"):
-        epsilon(1.0, examples=1, rounds=1, sampling=Poisson(1))
+        epsilon(1.0, examples=1, rounds=1, sampling=Poisson(1), delta="paper")
+    with pytest.raises(SpecError, match="delta = 'papers': must be above 0 and below 1, or 'paper'"):
+        epsilon(1.0, delta="papers", **BARE)
 
 
 def test_a_guarantee_says_everything_needed_to_check_it():
@@ -122,6 +136,8 @@ def test_a_guarantee_says_everything_needed_to_check_it():
     assert json.loads(json.dumps(promise.as_dict())) == {
         "epsilon": promise.epsilon,
         "delta": 3000**-1.1,
+        "epsilon_at_1e_5": promise.epsilon_at_1e_5,
+        "mu": promise.mu,
         "sigma": promise.sigma,
         "accountant": "rdp",
         "relation": "add-or-remove",
@@ -147,7 +163,7 @@ def test_the_largest_need_serves_unequal_workers():
 
 def test_the_largest_need_is_not_always_the_smallest_workers():
     """One round: the rate hardly matters, and the larger worker's smaller delta asks for more noise."""
-    shared = {"rounds": 1, "sampling": Poisson(1), "accountant": "rdp"}
+    shared = {"rounds": 1, "sampling": Poisson(1), "accountant": "rdp", "delta": "paper"}
     sigma, own = worst_sigma(1, [16, 1000], **shared)
     assert sigma == calibrate(1, examples=1000, **shared) > calibrate(1, examples=16, **shared)
     assert own[16] < 0.99
@@ -173,7 +189,7 @@ def test_a_senseless_budget_is_refused(bad):
 @pytest.mark.parametrize("bad", [0, 1, -0.1, 2.0, math.nan, math.inf, True])
 def test_a_senseless_delta_is_refused(bad):
     with pytest.raises(SpecError, match=r"delta = .*: must be above 0 and below 1"):
-        calibrate(1, delta=bad, **PAPER)
+        calibrate(1, delta=bad, **BARE)
 
 
 def test_senseless_settings_are_refused():
@@ -198,7 +214,7 @@ def test_pld_refuses_what_it_cannot_price():
 
 def test_a_budget_that_cannot_be_met_is_never_capped():
     with pytest.raises(PrivacyError, match=r"epsilon = 0.5 cannot be met: .* Allow a larger epsilon or delta"):
-        calibrate(0.5, delta=1e-300, accountant="rdp", **PAPER)
+        calibrate(0.5, delta=1e-300, accountant="rdp", **BARE)
     with pytest.raises(PrivacyError, match=r"epsilon = 1e\+09 asks for no privacy: .* smaller epsilon"):
         calibrate(1e9, accountant="rdp", **PAPER)
     with pytest.raises(PrivacyError, match=r"sigma = 0.001 is too little noise to be priced"):
@@ -206,7 +222,7 @@ def test_a_budget_that_cannot_be_met_is_never_capped():
 
 
 def test_where_rdp_jumps_calibration_stays_on_the_safe_side():
-    setting = {"examples": 50, "rounds": 1, "sampling": Poisson(1), "accountant": "rdp"}
+    setting = {"examples": 50, "rounds": 1, "sampling": Poisson(1), "accountant": "rdp", "delta": "paper"}
     sigma = calibrate(0.0625, **setting)
     assert epsilon(sigma, **setting) == 0
     assert epsilon(sigma * (1 - 1e-6), **setting) > 0.0625

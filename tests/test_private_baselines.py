@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import torch
 
-from conftest import QUICK
-from noisegate import Compute, privacy, run
+from conftest import QUICK, sealed
+from noisegate import Compute, StoreError, privacy, run
 from noisegate.aggregators import AGGREGATORS, MDA, Guerraoui, Krum, Mean
 from noisegate.aggregators.sign_rules import SignSum
 from noisegate.errors import PrivacyError, SpecError
@@ -234,11 +234,11 @@ def test_a_round_of_sign_randomized_flips_the_signs_of_bare_means(quick):
 def test_a_run_states_the_price_of_all_signs_of_an_example(worker):
     spec = Spec(worker=worker, aggregator="mean", byzantine=0.0, epsilon=2.0, rounds=20, batch=8)
     setup = prepare(spec, CPU)
-    d, sizes = setup.federation.model.d, setup.federation.sizes.tolist()
-    asked = {"rounds": 20, "sampling": Poisson(8), "signs": d}
-    own = [privacy.epsilon(setup.privacy.sigma, examples=size, **asked) for size in sizes]
-    assert list(setup.privacy.worker_epsilons) == own
-    assert 1.98 <= setup.privacy.epsilon == max(own) <= 2
+    d, workers = setup.federation.model.d, len(setup.federation.sizes)
+    asked = {"rounds": 20, "sampling": Poisson(8), "signs": d, "delta": setup.privacy.delta}
+    own = privacy.epsilon(setup.privacy.sigma, examples=setup.federation.declared, **asked)
+    assert list(setup.privacy.worker_epsilons) == [own] * workers
+    assert 1.98 <= setup.privacy.epsilon == own <= 2
     assert setup.privacy.epsilon > 10 * cost_of_sign(setup.privacy.sigma, d)  # which is what the paper would state
 
 
@@ -365,7 +365,7 @@ def test_privacy_prices_signs(cli):
 )
 def test_settings_of_the_worker_that_comes_along(cli, tmp_path, aggregator, setting, worker):
     """In any order of the flags."""
-    (tmp_path / "quick.toml").write_text("".join(f"{key} = {value}\n" for key, value in QUICK.items()))
+    (tmp_path / "quick.toml").write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in QUICK.items()))
     flags = ("--json", "--byzantine", 0.2)
     orders = (
         ("--aggregator", aggregator, "--set", f"worker.{setting}"),
@@ -428,16 +428,21 @@ def test_what_a_part_lacks_is_named():
 
 
 def test_without_dp_accounting_what_has_no_price_is_refused_too(quick, monkeypatch):
-    monkeypatch.setattr("noisegate.lab.setup.find_spec", lambda name: None)
+    monkeypatch.setattr("noisegate.lab.promise.find_spec", lambda name: None)
     spec = quick(worker="sign-randomized", aggregator="mean", accountant="rdp", sampling="fixed")
     with pytest.raises(PrivacyError, match="signs"):
         prepare(spec, Compute(device="cpu"))
 
 
-def test_a_result_of_an_older_version_can_be_read(quick, tmp_path):
-    first = run(quick(), out=tmp_path / "run")
+def test_a_result_of_an_older_version_is_refused(quick, tmp_path):
+    run(quick(), out=tmp_path / "run")
     path = tmp_path / "run" / "result.json"
     old = json.loads(path.read_text())
     del old["believed_byzantine"]
+    path.write_text(sealed(old))
+    with pytest.raises(StoreError, match=r"result\.json lacks believed_byzantine; remove it"):
+        run(quick(), out=tmp_path / "run", resume=True)
+    del old["sha256"]
     path.write_text(json.dumps(old))
-    assert run(quick(), out=tmp_path / "run", resume=True) == first
+    with pytest.raises(StoreError, match="of an earlier version"):
+        run(quick(), out=tmp_path / "run", resume=True)

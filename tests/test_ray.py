@@ -8,8 +8,8 @@ import time
 from functools import partial
 
 import pytest
-import torch
 
+from conftest import saved_rounds
 from noisegate import Compute, SpecError, run
 from noisegate.lab.cells import SweepFolder
 from noisegate.lab.ray_engine import RayCrew
@@ -44,7 +44,7 @@ def test_a_killed_worker_loses_nothing(ray, tmp_path, quick):
     lost = quick(attack="local-poisoning", byzantine=0.1)
     specs = [long, quick(), quick(seed=2), lost, quick(seed=3)]
     folder = SweepFolder(tmp_path / "found")
-    checkpoint, lock = folder.run_path(long) / "checkpoint.pt", folder._lock_path(long)
+    checkpoint, lock = folder.run_path(long) / "checkpoint.safetensors", folder._lock_path(long)
     killed = []
 
     def kill() -> None:
@@ -116,7 +116,7 @@ def test_what_is_left_is_interrupted_and_saved(ray, tmp_path, quick):
     with pytest.raises(KeyboardInterrupt):
         sweep([endless, short], folder, engine="ray", compute=CPU, jobs=2, watch=interrupt)
     assert [cell.status for cell in folder.cells([endless, short])] == ["missing", "done"]
-    assert 0 < torch.load(folder.run_path(endless) / "checkpoint.pt")["rounds"] < 10_000
+    assert 0 < saved_rounds(folder.run_path(endless) / "checkpoint.safetensors") < 10_000
 
 
 def test_the_command(ray, cli, tmp_path):

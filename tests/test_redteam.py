@@ -24,10 +24,11 @@ from conftest import QUICK
 from noisegate import Compute, Spec, SpecError, StoreError, run
 from noisegate.attacks import ATTACKS
 from noisegate.catalog import setting_types
-from noisegate.cli.redteam import Evaluation, _verdict, _watched
+from noisegate.cli.findings import verdict
+from noisegate.cli.redteam import Evaluation, _watched
 from noisegate.lab import crew as crew_module
+from noisegate.lab import locks as locks_module
 from noisegate.lab import read_spec, red_team, reference
-from noisegate.lab import trials as trials_module
 from noisegate.lab.crew import Crew, batches, left_of_part, side_by_side
 from noisegate.lab.plot import plot
 from noisegate.lab.redteam import LATE, OWN_CLOCK, SETTINGS, SHARES, Outcome, Trial, _moved, _with, behaved, by_chance
@@ -298,13 +299,13 @@ def test_harm_is_more_than_noise_there_and_on_other_seeds(points, elsewhere, see
 )
 def test_the_verdict_does_not_take_noise_for_harm(points, elsewhere, seeds, says):
     found = red_team(Spec(), Pretend(costing(points, elsewhere)), budget=25, seeds=seeds)
-    assert re.search(says, _verdict(found, 360))
-    assert ("nothing was found" in _verdict(found, 360)) is not found.harmful(360)
+    assert re.search(says, verdict(found, 360))
+    assert ("nothing was found" in verdict(found, 360)) is not found.harmful(360)
 
 
 def test_the_verdict_on_nothing():
     found = red_team(Spec(), Pretend(lambda spec: Outcome("failed", message="broke")), budget=30)
-    assert _verdict(found, 360) == "no attack came to its end; see above"
+    assert verdict(found, 360) == "no attack came to its end; see above"
 
 
 def test_seeds_repeat_the_worst_case_beside_the_budget():
@@ -428,9 +429,7 @@ def test_what_another_version_ran_is_run_anew(tmp_path, monkeypatch):
 def test_a_folder_is_one_search_at_a_time(tmp_path):
     path = tmp_path / "kept"
     with TrialFolder(path, Spec(), HOW) as first:
-        with pytest.raises(
-            StoreError, match="kept: is being written to by another search; wait or choose another --out"
-        ):
+        with pytest.raises(StoreError, match="kept: another process writes there; wait"):
             TrialFolder(path, Spec(), HOW)
         first.add(Spec(), "screen", Outcome("done", 0.5))
         with TrialFolder(tmp_path / "another", Spec(), HOW):
@@ -441,7 +440,7 @@ def test_a_folder_is_one_search_at_a_time(tmp_path):
     assert kept(path) == 0.5
     (path / "results.jsonl").write_text("{}\n")
     for _ in range(2):  # what cannot be read is not kept locked
-        with pytest.raises(StoreError, match="damaged"):
+        with pytest.raises(StoreError, match="no line of it is of a search"):
             TrialFolder(path, Spec(), HOW)
 
 
@@ -454,7 +453,7 @@ def test_a_process_that_is_killed_leaves_no_lock(tmp_path):
         [sys.executable, "-c", holds, tmp_path / LOCK], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as process:
         process.stdout.readline()
-        with pytest.raises(StoreError, match="another search"):
+        with pytest.raises(StoreError, match="another process writes there"):
             TrialFolder(tmp_path, Spec(), HOW)
         process.kill()
     assert kept(tmp_path) is None
@@ -464,9 +463,9 @@ def test_a_search_goes_on_where_there_are_no_locks(tmp_path, monkeypatch):
     def without(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(trials_module.fcntl, "flock", without)
+    monkeypatch.setattr(locks_module.fcntl, "flock", without)
     assert kept(tmp_path) is None
-    monkeypatch.setattr(trials_module, "fcntl", None)
+    monkeypatch.setattr(locks_module, "fcntl", None)
     assert kept(tmp_path) is None
 
 
@@ -484,14 +483,15 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
 
 def test_a_damaged_line_and_a_foreign_folder_are_refused(tmp_path):
     (tmp_path / "results.jsonl").write_text("{}\n")
-    with pytest.raises(StoreError, match="line 1 is damaged"):
+    with pytest.raises(StoreError, match="no line of it is of a search"):
         TrialFolder(tmp_path, Spec(), HOW)
+    assert (tmp_path / "results.jsonl").read_text() == "{}\n", "what may be somebody else's is left alone"
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "thesis.tex").touch()
     with pytest.raises(StoreError, match="holds no search"):
         TrialFolder(tmp_path / "foreign", Spec(), HOW)
     assert [entry.name for entry in (tmp_path / "foreign").iterdir()] == ["thesis.tex"]
-    with pytest.raises(StoreError, match="cannot be used"):
+    with pytest.raises(StoreError, match="cannot be written"):
         TrialFolder(tmp_path / "results.jsonl" / "below", Spec(), HOW)
 
 
@@ -728,7 +728,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(spawn, cli, tmp_path):
     wait_until((tmp_path / "kept" / LOCK).exists)
     second = cli(*line)
     assert second.status == 2
-    assert second.err == "noisegate: kept: is being written to by another search; wait or choose another --out\n"
+    told = "noisegate: kept: another process writes there; wait until it is done, or choose another --out\n"
+    assert second.err == told
     wait_until(lambda: results.exists() and b"\n" in results.read_bytes())
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -1,24 +1,29 @@
 """`noisegate report`: what the page of a run or a sweep says, whole or not. What it looks like: test_browser.py."""
 
 import builtins
+import hashlib
+import io
 import json
 import re
+import tracemalloc
+import zipfile
 from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
 
+from conftest import sealed
 from noisegate import Compute, Spec, SpecError, StoreError, reference, run, undefended
 from noisegate.lab import figures
 from noisegate.lab.figures import write_figures
+from noisegate.lab.promise import STATED
 from noisegate.lab.report import numbers, report, write_report
 from noisegate.lab.report.charts import MEANINGS
 from noisegate.lab.report.folders import Verdicts, read_run
 from noisegate.lab.report.numbers import privacy_spent, refused_shares, timeline
 from noisegate.lab.report.page import Page, table
 from noisegate.lab.report.sweeps import MOST_LINES, axis_of, facets, read_sweep_folder
-from noisegate.lab.setup import STATED
 from noisegate.lab.sweep import SweepFolder, sweep
 from noisegate.views import Reason
 
@@ -195,7 +200,9 @@ def test_the_page_says_how_the_timeline_was_made_small(folder):
     with np.load(folder / "verdicts.npz") as file:
         found = dict(file)
     long = {"reasons": np.tile(found["reasons"], (60, 1)), "scores": np.tile(found["scores"], (60, 1))}
-    np.savez(folder / "verdicts.npz", byzantine=found["byzantine"], **long)
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(sealed({**result, "rounds": 60 * result["rounds"]}))
+    put_verdicts(folder, byzantine=found["byzantine"], **long)
     words = read(folder).text
     assert "A column is 2 or 3 rounds and shows the most frequent verdict" in words
 
@@ -236,7 +243,7 @@ def test_privacy_ends_where_the_result_says(tmp_path, delta):
 
 def test_privacy_that_was_only_stated_is_not_drawn(folder):
     result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps({**result, "accountant": STATED}))
+    (folder / "result.json").write_text(sealed({**result, "accountant": STATED}))
     words = read(folder).text
     assert "is stated, not checked" in words
     assert "computed again" not in words
@@ -254,7 +261,7 @@ def test_a_run_without_noise_is_whole_and_says_that_nothing_is_private(tmp_path)
 
 def test_privacy_that_does_not_come_out_again_is_not_drawn(folder):
     result = json.loads((folder / "result.json").read_text())
-    (folder / "result.json").write_text(json.dumps({**result, "epsilon": 2 * result["epsilon"]}))
+    (folder / "result.json").write_text(sealed({**result, "epsilon": 2 * result["epsilon"]}))
     assert privacy_spent(read_run(folder)).rounds == []
     assert "could not be computed again" in read(folder).text
 
@@ -286,18 +293,19 @@ def test_an_unfinished_run_says_so(folder):
 DAMAGE = [
     ("result.json", b'{"accuracy": 0.5', "result.json is damaged"),
     ("result.json", b"{}", "result.json is damaged"),
-    ("result.json", b'{"accuracy": NaN}', "no number for accuracy"),
+    ("result.json", b'{"accuracy": NaN}', "NaN is no number"),
+    ("result.json", b"[" * 100_000, "nested too deeply"),
+    ("result.json", b'{"rounds": ' + b"9" * 5000 + b"}", "result.json is damaged"),
     ("result.json", b"[1]", "result.json is damaged"),
     ("verdicts.npz", b"PK\x03\x04 no archive", "verdicts.npz is damaged"),
     ("verdicts.npz", None, "verdicts.npz is missing"),
-    ("rounds.jsonl", b'{"round": 1, "accuracy": 0.5}\n{"round": 2, "acc\n', "1 of 2 lines are left out"),
-    ("rounds.jsonl", b'{"round": 1, "accuracy": 7}\n', "1 of 1 lines are left out"),
-    ("rounds.jsonl", b'{"round": 1, "accuracy": 0.5, "rejected": 3}\n', "1 of 1 lines are left out"),
+    ("rounds.jsonl", b'{"round": 1, "accuracy": 0.5}\n', "rounds.jsonl is damaged"),
     ("rounds.jsonl", None, "taken from result.json"),
     ("environment.json", b"\xff\xfe", "environment.json is damaged"),
     ("environment.json", None, "environment.json is missing"),
     ("tables.json", b'[{"title": 1}]', "tables.json is damaged"),
-    ("spec.toml", b'attack = "no.such:Attack"\n', "The spec cannot be built here"),
+    ("spec.toml", b"batch = 0\n", "The spec cannot be built here"),
+    ("spec.toml", b'attack = "no.such:Attack"\n', "it is of another run"),
 ]
 
 
@@ -312,6 +320,34 @@ def test_what_is_damaged_is_said_and_left_out(folder, name, content, says):
     assert says in words
 
 
+LINES = [
+    b'{"round": 1, "accuracy": 0.5}\n{"round": 2, "acc\n',
+    b'{"round": 2, "accuracy": 7}\n',
+    b'{"round": 2, "accuracy": 0.5, "rejected": 3}\n',
+    b'{"round": 2, "accuracy": 0.5, "rejected": {"nonsense": {"honest": 1}}}\n',
+    b'{"round": 1.5, "accuracy": 0.5}\n',
+    b'{"round": 2, "accuracy": 0.5, "selected": {"honest": -1}}\n',
+    b"[" * 100_000 + b"\n",
+]
+
+
+@pytest.mark.parametrize("content", LINES, ids=range(len(LINES)))
+def test_damaged_lines_of_an_unfinished_run_are_left_out(folder, content):
+    (folder / "result.json").unlink()
+    (folder / "rounds.jsonl").write_bytes(content)
+    record = read_run(folder)
+    assert len(record.curve) == content.count(b"\n") - 1
+    assert "rounds.jsonl is damaged: 1 of" in record.problems[-1]
+
+
+def put_verdicts(folder, **arrays):
+    """Other verdicts, with the checksums that go with them."""
+    np.savez(folder / "verdicts.npz", **arrays)
+    result = json.loads((folder / "result.json").read_text())
+    result["files"]["verdicts.npz"] = hashlib.sha256((folder / "verdicts.npz").read_bytes()).hexdigest()
+    (folder / "result.json").write_text(sealed(result))
+
+
 def test_verdicts_that_do_not_fit_are_left_out(folder):
     with np.load(folder / "verdicts.npz") as file:
         found = dict(file)
@@ -321,8 +357,33 @@ def test_verdicts_that_do_not_fit_are_left_out(folder):
         {"scores": found["scores"][:-1]},
         {"byzantine": found["byzantine"].astype(int)},
     ):
-        np.savez(folder / "verdicts.npz", **{**found, **spoiled})
+        put_verdicts(folder, **{**found, **spoiled})
         assert read_run(folder).verdicts is None
+    put_verdicts(folder, **found)
+    assert read_run(folder).verdicts is not None
+    np.savez(folder / "verdicts.npz", **{**found, "reasons": np.zeros_like(found["reasons"])})
+    assert "its checksum does not fit" in read_run(folder).problems[-1]
+
+
+def test_a_bomb_in_the_verdicts_is_one_line(folder):
+    with np.load(folder / "verdicts.npz") as file:
+        found = dict(file)
+    np.savez_compressed(folder / "verdicts.npz", **{**found, "scores": np.zeros(2**22, np.float32)})
+    assert (folder / "verdicts.npz").stat().st_size < 2**15, "small on disk"
+    tracemalloc.start()
+    record = read_run(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert record.verdicts is None
+    assert "verdicts.npz is damaged (larger than" in record.problems[-1]
+    assert peak < 2**23, "nothing was unpacked"
+    # A header that promises more than the file has, which numpy would make room for first.
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
+    with zipfile.ZipFile(folder / "verdicts.npz", "w") as archive:
+        for name, content in {"reasons": b"", "scores": head.getvalue(), "byzantine": b""}.items():
+            archive.writestr(f"{name}.npy", content)
+    assert "verdicts.npz is damaged" in read_run(folder).problems[-1]
 
 
 def test_scores_of_any_size_are_drawn(folder):
@@ -330,7 +391,7 @@ def test_scores_of_any_size_are_drawn(folder):
         found = dict(file)
     found["scores"][:] = np.float32(3e38)
     found["scores"][0] = np.nan
-    np.savez(folder / "verdicts.npz", **found)
+    put_verdicts(folder, **found)
     chart = read(folder).data["chart-4-data"]
     assert chart["data"][0]["y"][0] is None
     assert chart["data"][0]["y"][1] == pytest.approx(3e38, rel=1e-4)
@@ -372,7 +433,7 @@ def test_what_users_write_is_text(folder):
     (folder / "tables.json").write_text(
         json.dumps([{"title": EVIL, "columns": [EVIL, "b"], "rows": [[EVIL], [1, 2, 3]], "notes": EVIL}])
     )
-    (folder / "failed.json").write_text(json.dumps({"status": "failed", "message": EVIL}))
+    (folder / "failed.json").write_text(sealed({"status": "failed", "message": EVIL}))
     (folder / "result.json").unlink()
     (folder / "environment.json").write_text(json.dumps({EVIL: {EVIL: EVIL}}))
     (folder / "spec.toml").write_text(f"attack = {{ name = {json.dumps(EVIL)} }}\naggregator = {{ }}\n")
@@ -417,7 +478,7 @@ def swept(tmp_path_factory):
         out.mkdir(exist_ok=True)
         (out / "result.json").unlink(missing_ok=True)
         (out / "spec.toml").write_text(spec.to_toml())
-        (out / "failed.json").write_text(json.dumps({"status": status, "message": f"it {status} <b>badly</b>"}))
+        (out / "failed.json").write_text(sealed({"status": status, "message": f"it {status} <b>badly</b>"}))
     lines = [
         *("rounds = 2", "sigma = 2.5", "sigma_base = 2.5", 'accountant = "rdp"', "evaluate_every = 1", "[sweep]"),
         *('aggregator = ["mean", "median"]', "byzantine = [0.0, 0.4]", "seed = [1, 2]"),

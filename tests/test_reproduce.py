@@ -20,7 +20,7 @@ from noisegate.lab.claims import claims
 from noisegate.lab.comparison import as_table, columns, markdown, page, rows
 from noisegate.lab.estimate import seconds, shown
 from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv, tolerance
-from noisegate.lab.partition_figure import distribution
+from noisegate.lab.partition_figure import PRIVATE, distribution
 from noisegate.lab.setup import prepare
 from noisegate.privacy import epsilon as spent
 from noisegate.sampling import Poisson
@@ -120,8 +120,13 @@ def test_numbers_that_can_be_read_in_the_paper():
 def test_the_noise_keeps_its_budget_and_wastes_little(dataset, budget):
     examples, rounds = SIZES[dataset]
     sigma = paper._read("noise.toml")[dataset][f"{budget:g}"]
-    found = spent(sigma, examples=examples, rounds=rounds, sampling=Poisson(16), accountant="rdp")
+    found = spent(sigma, examples=examples, rounds=rounds, sampling=Poisson(16), delta="paper", accountant="rdp")
     assert 0.99 * budget <= found <= budget
+
+
+def test_every_experiment_has_the_papers_delta():
+    for name in (*paper.names(), paper.QUICK):
+        assert {spec.delta for spec in paper.load(name, seeds=[1]).specs} == {"paper"}
 
 
 def test_what_an_experiment_does_not_vary_narrows_it_too():
@@ -438,6 +443,8 @@ def test_the_command_runs_compares_and_leaves_what_it_found(tmp_path):
     assert found.exit_code == 0
     told = json.loads(found.stdout)
     assert told["passed"]
+    assert told["trainings"] == 2
+    assert [row["data"] for row in told["together"]] == ["digits"]
     (cell,) = told["experiments"][0]["cells"]
     assert cell["verdict"] == "within"
     assert len(cell["ours"]) == 1
@@ -447,6 +454,7 @@ def test_the_command_runs_compares_and_leaves_what_it_found(tmp_path):
     again = call(*chosen, "--from", tmp_path / "runs.csv", "--docs", tmp_path / "page.md")
     assert again.exit_code == 0
     assert "within" in again.stdout
+    assert "trainings on" not in again.stdout, "nothing was trained"
     assert "Runs: 2" in (tmp_path / "page.md").read_text()
     before = sorted((tmp_path / "store" / "runs").glob("*/result.json"))
     times = [path.stat().st_mtime_ns for path in before]
@@ -513,6 +521,8 @@ def test_the_non_iid_partition_by_counting(tmp_path):
     alike = distribution("digits", non_iid=False)
     assert alike.distance < 0.12 < found.distance
     told = call("partition", "--dataset", "digits", "--out", tmp_path)
+    assert told.stdout.startswith(PRIVATE), "before anything that is"
+    assert PRIVATE in (tmp_path / "partition.html").read_text()
     assert told.exit_code == 0
     assert f"mean total variation {found.distance:.2f}" in told.stdout
     assert (tmp_path / "partition.html").stat().st_size > 1_000_000, "with all that it needs inside"

@@ -11,7 +11,9 @@ import torch
 from noisegate import StoreError, run
 
 ROUNDS, EVERY = 12, 4
-TIMES = ("seconds", "ms_per_round")
+TIMES = ("seconds", "ms_per_round", "sha256")
+"""What a run takes is never the same, and so its checksum is not."""
+
 LONG = ["run", "--workers", "4", "--byzantine", "0.5", "--rounds", "300", "--sigma", "30", "--epsilon", "2"]
 LONG += ["--accountant", "rdp", "--threads", "1", "--device", "cpu", "--no-baselines"]
 """Long enough to be interrupted; its folder is `run`."""
@@ -47,7 +49,7 @@ def test_interrupted_and_resumed_is_the_same(spec, tmp_path, done):
     with pytest.raises(KeyboardInterrupt):
         run(spec, out=tmp_path / "broken", watch=stop_after(done))
     names = {path.name for path in (tmp_path / "broken").iterdir()}
-    assert "checkpoint.pt" in names
+    assert "checkpoint.safetensors" in names
     assert "result.json" not in names
     played = []
     result = run(spec, out=tmp_path / "broken", resume=True, watch=lambda progress, _: played.append(progress.rounds))
@@ -137,11 +139,11 @@ def test_a_damaged_checkpoint_is_one_readable_line(cli, tmp_path, quick, how):
     spec = quick()
     with pytest.raises(KeyboardInterrupt):
         run(spec, out=tmp_path / "run", watch=stop_after(2))
-    path = tmp_path / "run" / "checkpoint.pt"
+    path = tmp_path / "run" / "checkpoint.safetensors"
     path.write_bytes(damaged(path.read_bytes(), how))
     answer = cli("run", tmp_path / "run" / "spec.toml", "--out", "run", "--resume", "--json")
     assert (answer.status, answer.out) == (2, "")
-    assert "checkpoint.pt: is damaged" in answer.err
+    assert "checkpoint.safetensors: is damaged" in answer.err
     assert "without --resume" in answer.err
     assert answer.err.count("\n") == 1
 
@@ -149,8 +151,8 @@ def test_a_damaged_checkpoint_is_one_readable_line(cli, tmp_path, quick, how):
 def test_a_checkpoint_of_something_else_is_refused(spec, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(spec, out=tmp_path / "run", watch=stop_after(2))
-    torch.save({"weights": torch.zeros(3)}, tmp_path / "run" / "checkpoint.pt")
-    with pytest.raises(StoreError, match=r"checkpoint\.pt: is damaged"):
+    torch.save({"weights": torch.zeros(3)}, tmp_path / "run" / "checkpoint.safetensors")
+    with pytest.raises(StoreError, match=r"checkpoint\.safetensors: is damaged"):
         run(spec, out=tmp_path / "run", resume=True)
 
 
@@ -192,7 +194,7 @@ def finish(cli, whole: Path, broken: Path) -> None:
 
 def test_a_killed_process_can_be_resumed(spawn, cli, tmp_path, whole):
     process = spawn(*LONG, "--out", "run")
-    wait_for(tmp_path / "run" / "checkpoint.pt", process)
+    wait_for(tmp_path / "run" / "checkpoint.safetensors", process)
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
@@ -203,7 +205,7 @@ def test_a_killed_process_can_be_resumed(spawn, cli, tmp_path, whole):
 @pytest.mark.parametrize("flags", [["--json"], []], ids=["json", "people"])
 def test_ctrl_c_saves_and_says_so(spawn, cli, tmp_path, whole, flags):
     process = spawn(*LONG, "--out", "run", *flags)
-    wait_for(tmp_path / "run" / "checkpoint.pt", process)
+    wait_for(tmp_path / "run" / "checkpoint.safetensors", process)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, err
@@ -211,7 +213,7 @@ def test_ctrl_c_saves_and_says_so(spawn, cli, tmp_path, whole, flags):
     assert "Traceback" not in err
     assert "interrupted: state saved in run" in err
     assert "--resume" in err
-    assert (tmp_path / "run" / "checkpoint.pt").exists()
+    assert (tmp_path / "run" / "checkpoint.safetensors").exists()
     assert not (tmp_path / "run" / "result.json").exists()
     if flags:  # once is enough: what is saved does not depend on what is printed
         finish(cli, whole, tmp_path / "run")

@@ -461,7 +461,7 @@ def test_gradient_ascent_is_the_honest_mechanism_on_the_negated_loss(worker, sig
     state = first_state(run)
     for t in range(3):
         last, params = state.uploads.clone(), state.params.clone()
-        drawn = run.sampling.over(run.sizes)(run.stream("batch", t))
+        drawn = run.sampling.over(run.sizes, run.declared)(run.stream("batch", t))
         owner, number = drawn.nonzero(as_tuple=True)
         chosen = run.holdings[owner, number]
         gradients = per_example_gradients(run.model, params, run.x[chosen], run.y[chosen])

@@ -9,6 +9,7 @@ from conftest import benchmark
 from noisegate import Spec
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
+from noisegate.lab.spec import partner_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "rivals.csv"
@@ -46,7 +47,9 @@ def test_every_rule_is_in_them_and_every_run_was_made(rivals):
     assert {name if isinstance(name, str) else name["name"] for name in names} == set(AGGREGATORS)
     assert {settings["attack"] for settings in grid} <= set(ATTACKS)
     for settings in grid[:: len(grid) // 40]:
-        Spec(**settings)
+        spec, brought = Spec(**settings), partner_of(settings["aggregator"])
+        assert (spec.batch, spec.rate) == (brought.get("batch", 16), brought.get("rate", 0.2)), "as when it was made"
+        assert spec.delta == "paper"
 
 
 def test_no_run_spent_more_than_it_was_given(rivals):

@@ -89,7 +89,7 @@ def test_every_need_counts():
 @pytest.mark.parametrize("with_room", [False, True])
 def test_what_is_gathered_is_what_was_drawn(workers, with_room):
     sizes = torch.tensor([40, 16, 30, 17, 40, 25, 33])
-    drawn = Poisson(9).over(sizes)(stream(4, "batch"))
+    drawn = Poisson(9).over(sizes, 30)(stream(4, "batch"))
     drawn[2] = False  # somebody has nothing
     room = Room(total=7 * 40, width=40, liars=0) if with_room else None
     batch = gather(drawn, workers, room)
@@ -125,17 +125,18 @@ def test_more_than_there_is_room_for_does_not_fit():
 
 def test_a_bound_on_the_sum_of_batches_is_a_bound():
     sizes = torch.full((50,), 300)
-    draw = Poisson(16).over(sizes)
+    draw = Poisson(16).over(sizes, 300)
     sums = torch.stack([draw(stream(5, "batch", t)).sum() for t in range(400)])
-    assert (sums > Poisson(16).largest_sum(50, 0.05)).float().mean() <= 0.09  # three standard deviations above .05
-    assert (sums > Poisson(16).largest_sum(50, 0.5)).float().mean() > 0.3  # and not a silly one
-    assert FixedSize(16).largest_sum(50, 0.5) == 800
+    held = 50 * 300
+    assert (sums > Poisson(16).largest_sum(50, held, 300, 0.05)).float().mean() <= 0.09  # three deviations above .05
+    assert (sums > Poisson(16).largest_sum(50, held, 300, 0.5)).float().mean() > 0.3  # and not a silly one
+    assert FixedSize(16).largest_sum(50, held, 300, 0.5) == 800
 
 
 def test_blocks_of_workers_draw_what_one_draw_would():
     """On a CPU, where a generator gives one number after the other."""
     sizes = torch.full((DRAWN_AT_ONCE + 9,), 20)
-    drawn = Poisson(4).over(sizes)(stream(6, "batch"))
+    drawn = Poisson(4).over(sizes, 20)(stream(6, "batch"))
     uniform = torch.rand(len(sizes), 20, generator=stream(6, "batch"), dtype=torch.float64)
     assert torch.equal(drawn, uniform < 4 / 20)
 

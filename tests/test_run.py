@@ -1,12 +1,14 @@
 """A run, its result and the folder it leaves."""
 
 import dataclasses
+import hashlib
 import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from noisegate import Compute, Spec, SpecError, StoreError, data, reference, run, undefended
 from noisegate.aggregators import AGGREGATORS
@@ -31,7 +33,7 @@ PROMISED = {
 }
 PROMISED |= {"aggregator", "dataset", "seed", "honest_rejected", "byzantine_selected", "seconds", "ms_per_round"}
 TIMES = {"seconds", "ms_per_round"}
-FILES = {"spec.toml", "environment.json", "inputs.txt", "rounds.jsonl", "verdicts.npz", "model.pt", "result.json"}
+FILES = {"spec.toml", "environment.json", "rounds.jsonl", "verdicts.npz", "model.safetensors", "result.json", ".lock"}
 
 
 def timeless(result) -> dict:
@@ -94,7 +96,7 @@ def test_another_seed_another_run(quick, tmp_path):
     models = []
     for seed in (1, 2):
         run(quick(seed=seed), out=tmp_path / str(seed))
-        models.append(torch.load(tmp_path / str(seed) / "model.pt", weights_only=True)["1.weight"])
+        models.append(load_file(tmp_path / str(seed) / "model.safetensors")["1.weight"])
     assert not torch.allclose(*models)
 
 
@@ -180,7 +182,11 @@ def test_the_folder_holds_the_run(quick, tmp_path):
     spec, out = quick(rounds=4, evaluate_every=2, seed=3), tmp_path / "a" / "b"
     result = run(spec, out=out)
     assert {path.name for path in out.iterdir()} == FILES, "no temporary file stays"
-    assert json.loads((out / "result.json").read_text()) == result.as_dict()
+    written = json.loads((out / "result.json").read_text())
+    assert {key: value for key, value in written.items() if key not in ("sha256", "files")} == result.as_dict()
+    for name, told in written["files"].items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == told
+    assert written["files"].keys() == {"rounds.jsonl", "verdicts.npz", "model.safetensors"}
     assert read_spec(out / "spec.toml").canonical() == spec.canonical()
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert lines == result.curve
@@ -189,7 +195,7 @@ def test_the_folder_holds_the_run(quick, tmp_path):
     assert environment["packages"].keys() >= {"noisegate", "torch", "numpy", "scipy", "dp-accounting"}
     assert environment["device"]
     assert environment["threads"] == torch.get_num_threads()
-    model = torch.load(out / "model.pt", weights_only=True)
+    model = load_file(out / "model.safetensors")
     assert sum(value.numel() for value in model.values()) == result.parameters
 
 

@@ -19,8 +19,10 @@ UNEQUAL = torch.tensor([40, 3000, 16, 500, 17])
 SCHEMES = [Poisson(16), FixedSize(16)]
 
 
-def draw(sampling: Poisson | FixedSize, sizes: torch.Tensor, rng: torch.Generator) -> torch.Tensor:
-    return sampling.over(sizes)(rng)
+def draw(
+    sampling: Poisson | FixedSize, sizes: torch.Tensor, rng: torch.Generator, declared: int | None = None
+) -> torch.Tensor:
+    return sampling.over(sizes, declared or int(sizes.max()))(rng)
 
 
 def frequencies(sampling: Poisson | FixedSize, sizes: torch.Tensor, draws: int) -> torch.Tensor:
@@ -61,14 +63,30 @@ def test_poisson_rate_is_batch_over_examples():
     assert abs(deviation(drawn, trials, 16 / 3000 / 1.1)) > 10
 
 
-@pytest.mark.parametrize("sampling", SCHEMES)
-def test_unequal_workers_have_their_own_rates(sampling):
-    counts = frequencies(sampling, UNEQUAL, 400).sum(1)
-    for size, drawn in zip(UNEQUAL.tolist(), counts.tolist(), strict=True):
-        if isinstance(sampling, FixedSize) or size == 16:
-            assert drawn == 400 * 16
-        else:
-            assert abs(deviation(drawn, 400 * size, 16 / size)) < 4
+def test_fixed_draws_a_batch_of_every_worker_however_many_examples_it_has():
+    assert frequencies(FixedSize(16), UNEQUAL, 40).sum(1).tolist() == [40 * 16] * 5
+
+
+def test_a_poisson_rate_is_the_declared_one_and_does_not_follow_the_data():
+    """Who holds fewer examples than declared pads with nothing; who holds more is not drawn less often."""
+    sizes = torch.tensor([40, 3000, 5, 500, 1])
+    counts = sum(draw(Poisson(16), sizes, stream(1, "batch", t), declared=500).sum(1) for t in range(400))
+    for size, drawn in zip(sizes.tolist(), counts.tolist(), strict=True):
+        assert abs(deviation(drawn, 400 * size, 16 / 500)) < 4
+
+
+def test_taking_an_example_away_changes_no_other_draw():
+    """The same numbers: the neighbor without its last example draws what it drew before, but for that example."""
+    more, fewer = torch.tensor([80, 60]), torch.tensor([80, 59])
+    for t in range(50):
+        with_it, without = (draw(Poisson(16), sizes, stream(2, "batch", t), declared=60) for sizes in (more, fewer))
+        with_it[1, 59] = False
+        assert torch.equal(with_it, without)
+
+
+def test_what_is_priced_is_declared_or_true():
+    assert Poisson(16).priced([40, 30], 500) == [500, 500]
+    assert FixedSize(16).priced([40, 30], 500) == [40, 30]
 
 
 @pytest.mark.parametrize("sampling", SCHEMES)
@@ -139,7 +157,7 @@ def test_bad_settings_are_refused_with_what_to_do(name):
     with pytest.raises(SpecError, match="batch = 0: must be a whole number, 1 or more"):
         sampling(0)
     for refused in (
-        lambda: sampling(16).over(torch.tensor([3000, 10])),
+        lambda: sampling(16).over(torch.tensor([3000, 10]), 10),
         lambda: sampling(16).event(10, 1.0),
         lambda: sampling(16).rate(10),
         lambda: sampling(16).largest(10, 0.1),
@@ -148,7 +166,7 @@ def test_bad_settings_are_refused_with_what_to_do(name):
             refused()
     for sizes in (torch.tensor([[20]]), torch.tensor([20.0]), torch.tensor([], dtype=torch.int64)):
         with pytest.raises(SpecError, match=r"must be one int64 number of examples for each worker"):
-            sampling(16).over(sizes)
+            sampling(16).over(sizes, 20)
     with pytest.raises(SpecError, match="noise_multiplier = 0: must be a finite number above 0"):
         sampling(16).event(3000, 0)
     for tail in (0, 1, float("nan")):

@@ -1,10 +1,12 @@
 """From a spec to a federation: who holds what, who stands where, how much noise."""
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 
@@ -105,18 +107,42 @@ def test_how_many_the_server_believes(toy, workers, share, gamma, believed):
     assert prepare(spec, CPU, toy(train=400)).federation.believed_honest == believed
 
 
-def test_unequal_workers_share_one_noise_and_keep_their_own_budgets(toy):
+def test_unequal_workers_share_one_rate_one_noise_and_one_epsilon(toy):
+    """The rate comes from a declared number, so that no worker's true size shows in its price."""
     asked = {"rounds": 20, "batch": 8, "accountant": "rdp", "epsilon": 3.0}
     setup = prepare(Spec(workers=5, byzantine=0.0, dirichlet=0.5, **asked), CPU, toy())
     promise, sizes = setup.privacy, setup.federation.sizes.tolist()
     assert len(set(sizes)) > 1, "the partition is even: the test shows nothing"
-    own = [epsilon(promise.sigma, examples=size, rounds=20, sampling=Poisson(8), accountant="rdp") for size in sizes]
-    assert sorted(promise.worker_epsilons) == sorted(own)
-    assert max(own) == promise.epsilon <= 3.0
-    assert promise.epsilon > 0.99 * 3.0, "more noise than the budget asks for"
-    assert len(set(own)) > 1
+    assert promise.declared == setup.federation.declared == round(sum(sizes) / 5)
+    assert promise.sampling_rate == 8 / promise.declared
+    priced = {"rounds": 20, "sampling": Poisson(8), "accountant": "rdp", "delta": promise.delta}
+    own = epsilon(promise.sigma, examples=promise.declared, **priced)
+    assert promise.worker_epsilons == (own,) * 5
+    assert 0.99 * 3.0 < own == promise.epsilon <= 3.0
     assert setup.federation.sigma == promise.sigma
-    assert promise.delta == pytest.approx(min(sizes) ** -1.1)
+    assert promise.relation == "add-or-remove"
+
+
+def test_a_declared_number_is_taken_and_delta_follows_it(toy):
+    spec = Spec(workers=4, declared=30_000, **NOISE)
+    promise = prepare(spec, CPU, toy()).privacy
+    assert (promise.declared, promise.sampling_rate) == (30_000, 8 / 30_000)
+    assert promise.delta == 0.1 / 30_000
+    assert prepare(replace(spec, declared=30), CPU, toy()).privacy.delta == 1e-5
+    assert prepare(replace(spec, declared=30, delta="paper"), CPU, toy()).privacy.delta == 30**-1.1
+
+
+def test_honest_workers_that_hold_copies_are_priced(toy):
+    """The extra workers of attack "none" hold examples of the others. Whoever holds an example spends it."""
+    spec = Spec(workers=4, byzantine=0.6, attack="none", aggregator="mean", **NOISE)
+    setup = prepare(spec, CPU, toy())
+    run, promise = setup.federation, setup.privacy
+    held = [run.holdings[i, : run.sizes[i]] for i in range(len(run.sizes))]
+    assert promise.copies == int(torch.cat(held).bincount().max()) > 1
+    asked = {"sampling": Poisson(8), "accountant": "rdp", "delta": promise.delta, "examples": promise.declared}
+    assert promise.epsilon_with_copies == epsilon(promise.sigma, rounds=5 * promise.copies, **asked) > promise.epsilon
+    attacked = prepare(replace(spec, attack="label-flip"), CPU, toy()).privacy
+    assert (attacked.copies, attacked.epsilon_with_copies) == (1, attacked.epsilon)
 
 
 def test_the_rate_follows_the_noise(toy):
@@ -134,9 +160,8 @@ def test_noise_that_overspends_is_refused(toy):
 
 def test_noise_without_a_budget_is_priced(toy):
     setup = prepare(Spec(workers=4, **NOISE), CPU, toy())
-    sizes = setup.federation.sizes[setup.federation.honest_rows].tolist()
-    priced = [epsilon(4.0, examples=size, rounds=5, sampling=Poisson(8), accountant="rdp") for size in sizes]
-    assert setup.privacy.epsilon == max(priced)
+    asked = {"rounds": 5, "sampling": Poisson(8), "delta": setup.privacy.delta, "accountant": "rdp"}
+    assert setup.privacy.epsilon == epsilon(4.0, examples=setup.federation.declared, **asked)
 
 
 def test_a_batch_larger_than_a_worker_is_refused(toy):
@@ -199,7 +224,7 @@ def test_everything_can_be_brought(toy, tmp_path):
     assert seen == [(done, 5) for done in range(1, 6)]
     assert all(torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True)), "the module was changed"
     assert module.training
-    saved = torch.load(tmp_path / "run" / "model.pt", weights_only=True)
+    saved = load_file(tmp_path / "run" / "model.safetensors")
     module.load_state_dict(saved)  # names and shapes are the module's own
     assert any(not torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True)), "nothing was learned"
 
@@ -209,7 +234,7 @@ def test_the_loss_matters(toy, tmp_path):
     module, spec = Net(), Spec(workers=4, byzantine=0.0, aggregator="mean", **NOISE)
     for name, options in (("mine", {"loss": squared}), ("usual", {})):
         run(spec, dataset=toy(), model=module, out=tmp_path / name, **options)
-    mine, usual = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("mine", "usual"))
+    mine, usual = (load_file(tmp_path / name / "model.safetensors") for name in ("mine", "usual"))
     assert not torch.equal(mine["last.weight"], usual["last.weight"])
 
 

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from noisegate import Compute, Spec, SpecError
+from noisegate.data import SOURCES
 from noisegate.lab import make_spec, read_spec, reference, undefended
 
 positive = st.floats(1e-9, 1e9)
@@ -147,13 +148,17 @@ OTHERWISE = {
     "evaluate_every": 7,
     "seed": 2,
     "auxiliary_from": "kmnist",
+    "declared": 100,
+    "secret": True,
 }
 
 
 def test_names_are_those_of_earlier_versions():
     """A setting that is new and not used changes no name, so that run folders are found again."""
-    assert Spec(aggregator="two-stage").name() == "digits-77e7d4db9158"
-    assert "auxiliary_from" not in Spec().canonical()
+    earlier = {"batch": 16, "rate": 0.2, "delta": "paper"}  # which were the defaults
+    assert Spec(aggregator="two-stage", **earlier).name() == "digits-77e7d4db9158"
+    assert Spec(aggregator="two-stage").name() != "digits-77e7d4db9158"
+    assert not {"auxiliary_from", "declared", "secret"} & Spec().canonical().keys()
     assert Spec(auxiliary_from="kmnist").canonical()["auxiliary_from"] == "kmnist"
 
 
@@ -200,8 +205,10 @@ WRONG = [
     ({"epsilon": float("inf")}, "epsilon = inf"),
     ({"epsilon": "two"}, "epsilon = 'two': must be a number"),
     ({"epsilon": True}, "epsilon = True"),
-    ({"delta": 1.0}, "delta = 1.0: must be below 1"),
+    ({"delta": 1.0}, "delta = 1.0: must be above 0 and below 1"),
     ({"delta": 0.0}, "delta = 0.0"),
+    ({"delta": "papers"}, "delta = 'papers': must be a number or 'paper'"),
+    ({"declared": 0}, "declared = 0: must be a whole number, 1 or more"),
     ({"sigma": -2}, "sigma = -2"),
     ({"sigma_base": 0}, "sigma_base = 0"),
     ({"accountant": "gdp"}, "accountant = 'gdp': unknown.*choose from pld, rdp"),
@@ -279,6 +286,21 @@ def test_a_missing_file_is_refused(tmp_path):
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(SpecError, match="cannot be read"):
             read_spec(path)
+
+
+def test_batch_and_rate_are_the_users_then_the_aggregators_then_the_data_sets():
+    digits = SOURCES["digits"]
+    assert (digits.batch, digits.rate) != (16, 0.2), "nothing to tell apart"
+    assert (Spec().batch, Spec().rate) == (digits.batch, digits.rate)
+    assert (Spec(dataset="mine.npz").batch, Spec(dataset="mine.npz").rate) == (16, 0.2)
+    for name in SOURCES.keys() - {"digits"}:
+        assert (Spec(dataset=name).batch, Spec(dataset=name).rate) == (16, 0.2)
+    brought = Spec(aggregator="ma-sign")
+    assert (brought.batch, brought.rate) == (2, 0.3)
+    assert (Spec(batch=16).batch, Spec(batch=16).rate) == (16, digits.rate)
+    assert Spec(batch=7, rate=0.2, aggregator="ma-sign").batch == 7
+    written_out = Spec(batch=digits.batch, rate=digits.rate)
+    assert (written_out, written_out.name()) == (Spec(), Spec().name())
 
 
 def test_reference_and_undefended_change_what_they_say():

@@ -6,19 +6,54 @@
 (3, 15)
 """
 
-from noisegate.aggregators import Mean, Robust, TwoStage
-from noisegate.attacks import ALittle, Dormant, Gaussian, Honest, Inner, LabelFlip, LocalPoisoning
-from noisegate.compute import Compute
-from noisegate.data import Dataset
-from noisegate.errors import DataError, NoisegateError, PrivacyError, SpecError, StoreError
-from noisegate.lab import Result, Spec, reference, run, run_together, undefended
-from noisegate.privacy import Guarantee, calibrate, epsilon, guarantee
-from noisegate.sampling import FixedSize, Poisson
-from noisegate.streams import stream
-from noisegate.vectors import FlatModel
+import importlib
+import typing
+
 from noisegate.version import __version__ as __version__
-from noisegate.views import Reason, ServerView, Verdict
-from noisegate.workers import Clipped, Normalized
+
+if typing.TYPE_CHECKING:  # for whoever reads types; the names below come when they are asked for
+    from noisegate.aggregators import Mean, Robust, TwoStage
+    from noisegate.attacks import ALittle, Dormant, Gaussian, Honest, Inner, LabelFlip, LocalPoisoning
+    from noisegate.compute import Compute
+    from noisegate.data import Dataset
+    from noisegate.errors import DataError, NoisegateError, PrivacyError, SpecError, StoreError
+    from noisegate.lab import Result, Spec, reference, run, run_together, undefended
+    from noisegate.privacy import Guarantee, calibrate, epsilon
+    from noisegate.privacy import guarantee as guarantee  # type: ignore[no-redef]  # taken for the module of that name
+    from noisegate.sampling import FixedSize, Poisson
+    from noisegate.streams import stream
+    from noisegate.vectors import FlatModel
+    from noisegate.views import Reason, ServerView, Verdict
+    from noisegate.workers import Clipped, Normalized
+
+_HOMES = {
+    "noisegate.aggregators": ("Mean", "Robust", "TwoStage"),
+    "noisegate.attacks": ("ALittle", "Dormant", "Gaussian", "Honest", "Inner", "LabelFlip", "LocalPoisoning"),
+    "noisegate.compute": ("Compute",),
+    "noisegate.data": ("Dataset",),
+    "noisegate.errors": ("DataError", "NoisegateError", "PrivacyError", "SpecError", "StoreError"),
+    "noisegate.lab": ("Result", "Spec", "reference", "run", "run_together", "undefended"),
+    "noisegate.privacy": ("Guarantee", "calibrate", "epsilon", "guarantee"),
+    "noisegate.sampling": ("FixedSize", "Poisson"),
+    "noisegate.streams": ("stream",),
+    "noisegate.vectors": ("FlatModel",),
+    "noisegate.views": ("Reason", "ServerView", "Verdict"),
+    "noisegate.workers": ("Clipped", "Normalized"),
+}
+"""Where each name is. Nothing is imported before it is used: a command can be interrupted while torch is."""
+
+
+def __getattr__(name: str) -> typing.Any:
+    for home, names in _HOMES.items():
+        if name in names:
+            value = globals()[name] = getattr(importlib.import_module(home), name)
+            return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 __all__ = [
     "ALittle",

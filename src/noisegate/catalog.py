@@ -16,7 +16,8 @@ import dataclasses
 import importlib
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from noisegate import checks
@@ -30,15 +31,16 @@ def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
     settings = settle(what, request, table)
     name = settings.pop("name")
     kind = find(what, name, table)
-    for key, role in setting_types(kind).items():
+    for key, role in types_of(what, name, kind).items():
         if key in settings and _is_role(role):
             settings[key] = build(f"{what}.{key}", settings[key], table)
-    try:
-        return kind(**settings)
-    except SpecError as error:
-        raise SpecError(f"{what} {name!r}: {error}") from None
-    except TypeError as error:
-        raise SpecError(f"{what} = {name!r}: cannot be made ({error})") from None
+    with _strangers(what, name, "cannot be made"):
+        try:
+            return kind(**settings)
+        except SpecError as error:
+            raise SpecError(f"{what} {checks.shown(name)}: {error}") from None
+        except TypeError as error:
+            raise SpecError(f"{what} = {checks.shown(name)}: cannot be made ({checks.told(error)})") from None
 
 
 def settle(what: str, request: str | Mapping[str, Any], table: Table) -> dict[str, Any]:
@@ -49,21 +51,19 @@ def settle(what: str, request: str | Mapping[str, Any], table: Table) -> dict[st
     settings = {"name": request} if isinstance(request, str) else dict(request)
     name = settings.pop("name", None)
     if not isinstance(name, str):
-        raise SpecError(f"{what} = {request!r}: needs a name; choose from {', '.join(table)}")
-    types_of = setting_types(find(what, name, table))
+        raise checks.refuse(what, request, f"needs a name; choose from {', '.join(table)}")
+    known = types_of(what, name, find(what, name, table))
     settled: dict[str, Any] = {"name": name}
     for key, value in settings.items():
-        if key not in types_of:
-            choices = ", ".join(types_of) or "nothing: it takes no settings"
-            raise SpecError(
-                f"{what}.{key} = {value!r}: {name!r} has no such setting{checks.guess(key, types_of)}; "
-                f"choose from {choices}"
-            )
-        if _is_role(types_of[key]):
+        if key not in known:
+            choices = ", ".join(known) or "nothing: it takes no settings"
+            rule = f"{checks.shown(name)} has no such setting{checks.guess(key, known)}; choose from {choices}"
+            raise checks.refuse(f"{what}.{key}", value, rule)
+        if _is_role(known[key]):
             if not isinstance(value, str | Mapping):
-                raise SpecError(f"{what}.{key} = {value!r}: must be a name, or a table with name and settings")
+                raise checks.refuse(f"{what}.{key}", value, "must be a name, or a table with name and settings")
             settled[key] = settle(f"{what}.{key}", value, table)
-        elif (fitting := typed(f"{what}.{key}", value, types_of[key])) is not None:
+        elif (fitting := typed(f"{what}.{key}", value, known[key])) is not None:
             settled[key] = fitting
     return settled
 
@@ -71,6 +71,12 @@ def settle(what: str, request: str | Mapping[str, Any], table: Table) -> dict[st
 def _is_role(kind: Any) -> bool:
     """Whether a type is one of the protocols of views.py."""
     return bool(getattr(kind, "_is_protocol", False))
+
+
+def types_of(what: str, name: str, kind: Callable[..., Any]) -> dict[str, Any]:
+    """The settings of the entry of that name and their types."""
+    with _strangers(what, name, "its settings cannot be read"):
+        return setting_types(kind)
 
 
 def setting_types(kind: Callable[..., Any]) -> dict[str, Any]:
@@ -96,24 +102,25 @@ def typed(key: str, value: Any, kind: Any) -> Any:
         if type(value) in [type(choice) for choice in choices if choice == value]:  # True and 1.0 equal 1
             return value
         words = [choice for choice in choices if isinstance(choice, str)]
-        raise SpecError(
-            f"{key} = {value!r}: unknown{checks.guess(value, words)}; choose from {', '.join(map(repr, choices))}"
+        raise checks.refuse(
+            key, value, f"unknown{checks.guess(value, words)}; choose from {', '.join(map(repr, choices))}"
         )
+    elif isinstance(value, int) and abs(value) > checks.LARGEST and kind in (int, float):
+        raise checks.refuse(key, value, f"is too large; must be at most {checks.LARGEST}")
     elif kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except OverflowError:
-            raise SpecError(f"{key}: a number of {len(str(value))} digits is too large") from None
+        return float(value)
     else:
         base = typing.get_origin(kind) or kind
         if isinstance(base, type) and isinstance(value, base) and not (base is int and isinstance(value, bool)):
             return value
-    raise SpecError(f"{key} = {value!r}: must be {_describe(kind)}")
+    raise checks.refuse(key, value, f"must be {_describe(kind)}")
 
 
 def _describe(kind: Any) -> str:
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         return " or ".join(_describe(option) for option in typing.get_args(kind) if option is not types.NoneType)
+    if typing.get_origin(kind) is typing.Literal:
+        return " or ".join(map(repr, typing.get_args(kind)))
     words = {float: "a number", int: "a whole number", str: "text", bool: "true or false"}
     base = typing.get_origin(kind) or kind
     if base is not kind and issubclass(base, Mapping):
@@ -126,19 +133,30 @@ def find(what: str, name: str, table: Table) -> Callable[..., Any]:
     if ":" in name:
         return _stranger(what, name)
     if "." in name and name not in table:
-        raise SpecError(f"{what} = {name!r}: unknown; to load your own, write package.module:Name, with a colon")
+        raise checks.refuse(what, name, "unknown; to load your own, write package.module:Name, with a colon")
     checks.one_of(table, **{what: name})
     return table[name]
 
 
 def _stranger(what: str, path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
-    try:
+    with _strangers(what, path, "cannot be loaded", "; write package.module:Name, with its folder on PYTHONPATH"):
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise SpecError(
-            f"{what} = {path!r}: cannot be loaded ({error}); write package.module:Name, with its folder on PYTHONPATH"
-        ) from None
     if not callable(found):
-        raise SpecError(f"{what} = {path!r}: is not a class")
+        raise checks.refuse(what, path, "is not a class")
     return typing.cast(Callable[..., Any], found)
+
+
+@contextmanager
+def _strangers(what: str, path: str, problem: str, remedy: str = "") -> Iterator[None]:
+    """Whatever a stranger's code raises here, also to end the process, is a SpecError. Ctrl-C is not the stranger's."""
+    if ":" not in path:
+        yield
+        return
+    try:
+        yield
+    except (SpecError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001  # anyone's code may raise anything
+        kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
+        raise checks.refuse(what, path, f"{problem} ({kind}{checks.told(error)}){remedy}") from None

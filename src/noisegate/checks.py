@@ -12,14 +12,59 @@ from typing import Any
 
 from noisegate.errors import SpecError
 
+LARGEST = 2**128 - 1
+"""The largest whole number that a setting can be: no seed needs more digits."""
+
+MODERATE = 1e-6, 1e9
+"""Between these lie numbers that float32 can add, multiply and divide by one another without becoming 0 or infinite."""
+
+MOST_SHOWN = 200
+"""Characters of a value that a message shows."""
+
+
+def plain(text: object, keep: str = "") -> str:
+    """`str(text)` with everything escaped that a terminal would obey and a reader would not see; `keep`: but for these.
+
+    >>> print(plain("red: \\x1b[31m, hidden: \\u202e"))
+    red: \\x1b[31m, hidden: \\u202e
+    """
+    written = str(text)
+    if written.isprintable():
+        return written
+    return "".join(
+        letter if letter.isprintable() or letter in keep else letter.encode("unicode_escape").decode()
+        for letter in written
+    )
+
+
+def shown(value: object) -> str:
+    """A value in a message: its repr, on one line, without what a terminal would obey, and not too long."""
+    if isinstance(value, int) and abs(value) > 10**MOST_SHOWN:  # Python refuses to write the largest ones
+        return f"a whole number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
+    try:
+        text = plain(repr(value))
+    except Exception:  # noqa: BLE001  # it may be of a stranger's class, or nested too deeply
+        return f"<{type(value).__name__}>"
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
+
+
+def told(error: BaseException) -> str:
+    """An error's own words on one line, if it has any. It may be of a stranger's class."""
+    try:
+        return plain(" ".join(str(error).split()))[: 5 * MOST_SHOWN]
+    except Exception:  # noqa: BLE001  # even to ask for its words may raise
+        return "?"
+
 
 def _number(value: object) -> bool:
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return False
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def refuse(name: str, value: object, rule: str) -> SpecError:
     """The error for a setting `name` whose `value` breaks `rule`."""
-    return SpecError(f"{name} = {value!r}: {rule}")
+    return SpecError(f"{plain(name)} = {shown(value)}: {rule}")
 
 
 def positive(**settings: Any) -> None:
@@ -29,11 +74,24 @@ def positive(**settings: Any) -> None:
             raise refuse(name, value, "must be a finite number above 0")
 
 
+def moderate(**settings: Any) -> None:
+    """Each setting must be above 0, and neither so small nor so large that float32 cannot carry what is made of it."""
+    positive(**settings)
+    least, most = MODERATE
+    for name, value in settings.items():
+        if value < least:
+            raise refuse(name, value, f"is too small to compute with; must be at least {least:g}")
+        if value > most:
+            raise refuse(name, value, f"is too large to compute with; must be at most {most:g}")
+
+
 def count(**settings: Any) -> None:
     """Each setting must be a whole number, 1 or more."""
     for name, value in settings.items():
         if not (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
             raise refuse(name, value, "must be a whole number, 1 or more")
+        if value > LARGEST:
+            raise refuse(name, value, f"must be at most {LARGEST}")
 
 
 def fraction(**settings: Any) -> None:
@@ -60,5 +118,7 @@ def one_of(choices: Iterable[Any], **settings: Any) -> None:
 
 def guess(value: object, known: Iterable[Any]) -> str:
     """` (did you mean 'x'?)` for the closest known word, or nothing."""
-    close = difflib.get_close_matches(str(value), [str(word) for word in known], n=1)
+    if not isinstance(value, str) or len(value) > MOST_SHOWN:
+        return ""
+    close = difflib.get_close_matches(value, [str(word) for word in known], n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

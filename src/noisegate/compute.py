@@ -13,6 +13,9 @@ DEVICES = ("auto", "cpu", "cuda")
 SMALL = 2**19
 """Rounds of fewer uploaded floats take a few milliseconds: handing work to threads costs more than it saves."""
 
+MOST_THREADS = 1024
+"""With many thousands the system ends the process."""
+
 DEFAULT_MEMORY = {"cpu": 1024, "cuda": 8192}
 """MiB."""
 
@@ -41,6 +44,10 @@ class Compute:
         checks.count(chunk=self.chunk)
         if self.threads is not None:
             checks.count(threads=self.threads)
+            if self.threads > MOST_THREADS:
+                raise checks.refuse(
+                    "threads", self.threads, f"must be at most {MOST_THREADS}; more than cores only slow down"
+                )
         if self.memory is not None:
             checks.count(memory=self.memory)
         if self.device == "cuda" and not torch.cuda.is_available():

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+CACHED = 2**24
+"""Floats of work at a time that a CPU is fastest with."""
+
 TAIL = 1e-4
 """How often a round may draw more examples than there is room for."""
 

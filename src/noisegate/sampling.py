@@ -3,15 +3,18 @@
 Sampling is accounting: the object that draws the batch is the object that states the DP event of the round,
 so nobody can draw one way and be charged for another. Symbols: batch b_c, examples |D_i|, noise sigma.
 
-* `poisson`: each example by itself with probability b_c / |D_i|. Neighbors add or remove one example, which
-  moves a sum of vectors of length at most 1 by at most 1.
-* `fixed`: b_c examples, uniformly, without replacement. Neighbors replace one example, which moves that sum
-  by up to 2: one vector out, another one in.
+* `poisson`: each example by itself, with probability b_c over a *declared* number of examples. That number is public
+  and one for all workers. It does not follow the data: were the rate b_c / |D_i|, one example more or less would change
+  the rate of all others, and cost more than is priced (tests/test_adjacency.py). Who holds fewer examples than declared
+  pads with nothing, so |D_i| stays private. Neighbors add or remove one example, which moves a sum of vectors of length
+  at most 1 by at most 1.
+* `fixed`: b_c examples of |D_i|, uniformly, without replacement. |D_i| is public. Neighbors replace one example, which
+  moves that sum by up to 2: one vector out, another one in.
 
 A batch can be drawn without dp-accounting; only `event` and `neighboring` need it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
@@ -20,6 +23,7 @@ import torch
 from torch import Tensor
 
 from noisegate.checks import count, positive, refuse
+from noisegate.entropy import Randomness, uniforms
 from noisegate.errors import PrivacyError
 from noisegate.room import Room
 
@@ -91,7 +95,7 @@ def gather(drawn: Tensor, workers: int, room: Room | None = None) -> Batch:
     return Batch(torch.cat(named), torch.cat(shifted), tuple(parts))
 
 
-Draw = Callable[[torch.Generator], Tensor]
+Draw = Callable[[Randomness], Tensor]
 """Gives (n, longest) bool: which of its examples each worker uses this time."""
 
 
@@ -107,12 +111,15 @@ class Sampling(Protocol):
         """The public batch size b_c: the expected size of a draw, and the divisor of every upload."""
         ...
 
-    def over(self, sizes: Tensor) -> Draw:
-        """Draws for n workers that hold so many examples: (n,) int64, on the device of the generators to come."""
+    def over(self, sizes: Tensor, declared: int) -> Draw:
+        """Draws for n workers that hold so many examples: (n,) int64, on the device of the numbers to come.
+
+        declared: the public number of examples that the rate comes from, where it does not come from the true one.
+        """
         ...
 
     def rate(self, examples: int) -> float:
-        """The chance of one example of a worker with so many examples to be in its batch."""
+        """The chance of an example to be in its worker's batch. examples: as many as were declared."""
         ...
 
     def event(self, examples: int, noise_multiplier: float) -> Any:
@@ -123,18 +130,25 @@ class Sampling(Protocol):
         """dp-accounting's name for `relation`."""
         ...
 
+    def priced(self, sizes: Sequence[int], declared: int) -> list[int]:
+        """The number of examples that each worker's price is for."""
+        ...
+
     def largest(self, examples: int, tail: float) -> int:
         """A size that a batch exceeds with probability at most `tail`."""
         ...
 
-    def largest_sum(self, workers: int, tail: float) -> int:
-        """A number that the sizes of so many workers' batches together exceed with probability at most `tail`."""
+    def largest_sum(self, workers: int, held: int, declared: int, tail: float) -> int:
+        """A number that the sizes of these batches together exceed with probability at most `tail`.
+
+        workers: how many; held: the examples that all of them hold together.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every example is in the batch by itself, with probability batch / examples; a batch may be empty."""
+    """Every example is in the batch by itself, with probability batch / declared; a batch may be empty."""
 
     batch: int
     name: ClassVar[str] = "poisson"
@@ -144,24 +158,27 @@ class Poisson:
     def __post_init__(self) -> None:
         count(batch=self.batch)
 
-    def over(self, sizes: Tensor) -> Draw:
+    def over(self, sizes: Tensor, declared: int) -> Draw:
         """Every worker's are marked at random, perhaps none.
 
-        A float64 uniform has 53 random bits, so the chance of an example misses batch / examples by at most
+        A float64 uniform has 53 random bits, so the chance of an example misses batch / declared by at most
         about 1e-16. A float32 has 24: it would miss by up to 6e-8, a relative error of 1e-5 at a rate of
         0.005, and the accountant would not know.
         """
-        held = _held(sizes, self.batch)
-        chance = (self.batch / sizes.double())[:, None]
+        held, chance = _held(sizes), self.rate(declared)
 
-        def draw(rng: torch.Generator) -> Tensor:
-            drawn = [uniform < chance[block] for block, uniform in _uniform(held, rng)]
+        def draw(rng: Randomness) -> Tensor:
+            drawn = [uniform < chance for _, uniform in _uniform(held, rng)]
             return _joined(drawn) if held.all else _joined(drawn).logical_and_(held.marks)
 
         return draw
 
+    def priced(self, sizes: Sequence[int], declared: int) -> list[int]:
+        """The declared one for all: the true sizes stay private."""
+        return [declared] * len(sizes)
+
     def rate(self, examples: int) -> float:
-        """batch / examples."""
+        """batch / examples, of which there are as many as were declared."""
         _fits(self.batch, examples)
         return self.batch / examples
 
@@ -182,12 +199,12 @@ class Poisson:
         _tail(tail)
         return int(binom.isf(tail, examples, self.rate(examples)))
 
-    def largest_sum(self, workers: int, tail: float) -> int:
+    def largest_sum(self, workers: int, held: int, declared: int, tail: float) -> int:
         """A Poisson quantile: a sum of independent events exceeds one beyond its median no more often than that."""
         from scipy.stats import poisson
 
         _tail(tail)
-        return int(poisson.isf(tail, workers * self.batch))
+        return int(poisson.isf(tail, held * self.rate(declared)))
 
 
 @dataclass(frozen=True)
@@ -202,11 +219,12 @@ class FixedSize:
     def __post_init__(self) -> None:
         count(batch=self.batch)
 
-    def over(self, sizes: Tensor) -> Draw:
+    def over(self, sizes: Tensor, declared: int) -> Draw:
         """Marked are the smallest of independent uniform keys (float64, so that ties hardly occur)."""
-        held = _held(sizes, self.batch)
+        held = _held(sizes)
+        _fits(self.batch, int(sizes.min()))
 
-        def draw(rng: torch.Generator) -> Tensor:
+        def draw(rng: Randomness) -> Tensor:
             drawn = []
             for block, keys in _uniform(held, rng):
                 keys.masked_fill_(~held.marks[block], 2.0)  # never drawn
@@ -215,6 +233,10 @@ class FixedSize:
             return _joined(drawn)
 
         return draw
+
+    def priced(self, sizes: Sequence[int], declared: int) -> list[int]:
+        """The true sizes, which are public under this relation."""
+        return list(sizes)
 
     def rate(self, examples: int) -> float:
         """batch / examples."""
@@ -239,7 +261,7 @@ class FixedSize:
         _fits(self.batch, examples)
         return self.batch
 
-    def largest_sum(self, workers: int, tail: float) -> int:
+    def largest_sum(self, workers: int, held: int, declared: int, tail: float) -> int:
         """workers * batch, whatever the tail."""
         _tail(tail)
         return workers * self.batch
@@ -275,32 +297,32 @@ class _Held:
     all: bool
 
 
-def _held(sizes: Tensor, batch: int) -> _Held:
-    longest = check_sizes(sizes, batch)
+def _held(sizes: Tensor) -> _Held:
+    longest = check_sizes(sizes)
     marks = torch.arange(longest, device=sizes.device) < sizes[:, None]
     return _Held(marks, bool(marks.all()))
 
 
-def _uniform(held: _Held, rng: torch.Generator) -> Iterator[tuple[slice, Tensor]]:
+def _uniform(held: _Held, rng: Randomness) -> Iterator[tuple[slice, Tensor]]:
     """(which workers, a float64 uniform for each of their examples), a block of workers at a time."""
     n, longest = held.marks.shape
     for first in range(0, n, DRAWN_AT_ONCE):
         block = slice(first, min(first + DRAWN_AT_ONCE, n))
         shape = block.stop - first, longest
-        yield block, torch.rand(shape, generator=rng, dtype=torch.float64, device=held.marks.device)
+        yield block, uniforms(rng, shape, held.marks.device)
 
 
 def _joined(blocks: list[Tensor]) -> Tensor:
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def check_sizes(sizes: Tensor, batch: int) -> int:
-    """The largest size, after checking that every worker can fill a batch."""
+def check_sizes(sizes: Tensor) -> int:
+    """The largest size, after checking that they are sizes of at least 1."""
     if sizes.dim() != 1 or len(sizes) == 0 or sizes.dtype != torch.int64:
         shape = f"{tuple(sizes.shape)} {sizes.dtype}"
         raise refuse("sizes", shape, "must be one int64 number of examples for each worker, shape (n,), n >= 1")
     smallest, longest = torch.stack(torch.aminmax(sizes)).tolist()
-    _fits(batch, smallest)
+    count(examples=smallest)
     return int(longest)
 
 

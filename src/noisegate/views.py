@@ -14,9 +14,11 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 from noisegate.room import Room
-from noisegate.vectors import clear_rows
+from noisegate.vectors import as_rows as as_rows
+from noisegate.vectors import receive as receive
 
 Memory = Mapping[str, Tensor]
 
@@ -31,6 +33,7 @@ class Reason(IntEnum):
     SCORE = 4  # passed every test, but others have the higher score
     EVIDENCE = 5  # over the rounds too far along a direction in which honest uploads cannot lie so far
     DEPENDENT = 6  # shares with another upload of the round what should be independent noise
+    MISSING = 7  # nothing arrived: the round was lost with the process that played it
 
     @property
     def word(self) -> str:
@@ -63,6 +66,10 @@ class Verdict:
     reason: Tensor
     score: Tensor
     memory: Memory = field(default_factory=dict)
+
+    def copy(self) -> "Verdict":
+        """The same in memory of its own, without the rule's memory: what an adversary is shown of a verdict."""
+        return Verdict(self.update.clone(), self.kept.clone(), self.reason.clone(), self.score.clone())
 
 
 @dataclass(frozen=True)
@@ -104,6 +111,35 @@ class ServerView:
     last: Tensor | None = None
 
 
+class Shown:
+    """Calls a function for an adversary, and shows nothing else of itself.
+
+    No attribute leads to the function, nor to what it holds: the honest workers' uploads, the model, the data. Python
+    cannot keep code that searches the process from anything; what an attack finds by looking at its view is copies.
+    """
+
+    __slots__ = ("_function",)
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return object.__getattribute__(self, "_function")(*args, **named)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("__class__", "__doc__"):
+            return object.__getattribute__(self, name)
+        raise AttributeError(f"{name!r}: what is shown to an adversary has no attributes; call it")
+
+
+def _hide(view: Any, *names: str) -> None:
+    """Show these functions of a view only by what they give."""
+    for name in names:
+        function = getattr(view, name)
+        if function is not None and not isinstance(function, Shown):
+            object.__setattr__(view, name, Shown(function))
+
+
 @dataclass(frozen=True)
 class DataView:
     """What an adversary knows when it poisons its own examples: how many classes there are, its phase, and `rng`."""
@@ -111,6 +147,9 @@ class DataView:
     classes: int
     phase: Hashable
     stream: Callable[[], torch.Generator]
+
+    def __post_init__(self) -> None:
+        _hide(self, "stream")
 
     @cached_property
     def rng(self) -> torch.Generator:
@@ -122,7 +161,8 @@ class DataView:
 class AdversaryView:
     """What an adversary knows when it forges its own uploads: everything but the server's auxiliary data.
 
-    All of it is copies: nothing that an attack does to them reaches an honest worker or the server.
+    All of it is copies, made when asked for: nothing that an attack does to them reaches an honest worker or the
+    server. Its functions are `Shown`, so that no attribute of the view leads to what they copy.
 
     workers: M, how many it controls. params: (d,) the model. noise_std: as the server knows it.
     see_honest, see_own: give the uploads of the honest workers and of its own; see `honest` and `own`.
@@ -143,6 +183,9 @@ class AdversaryView:
     stream: Callable[[], torch.Generator]
     judge: Callable[[Tensor], Verdict]
     see_gradient: Callable[[bool], Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        _hide(self, "see_honest", "see_own", "stream", "judge", "see_gradient")
 
     @cached_property
     def rng(self) -> torch.Generator:
@@ -226,7 +269,7 @@ class Worker(Protocol):
     def weights(self, norms: Tensor) -> Tensor:
         """The factor of a mixed gradient of each (positive, finite) length."""
 
-    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
+    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
         """Make of (n, d) means with their noise what leaves the workers, in place. last: (n, d) what left them last.
 
         Whatever `mechanism` does not do before the sums are handed over must be done here.
@@ -245,45 +288,3 @@ def checked_examples(x: Tensor, y: Tensor, count: int, classes: int, room: Room 
     if not form or (not room and not bool(exist.all())):
         raise SpecError(f"attack: its poison must give {count} examples with labels 0 to {classes - 1} back")
     return x, y.clamp(0, classes - 1) if room else y  # a device would stop for good at a label that does not exist
-
-
-def receive(uploads: Any, workers: int, d: int, like: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Anything at all -> (uploads, norms, present): finite rows, their lengths, and which of them were well formed.
-
-    An upload whose length overflows the floating-point type counts as malformed, and becomes a row of zeros.
-    in_place: `uploads` is a (workers, d) tensor of the caller's own, and may be written to.
-    """
-    rows = as_rows(uploads, workers, d, like)
-    norms = torch.linalg.vector_norm(rows, dim=1)
-    present = norms < torch.inf  # nor is NaN
-    if rows.is_cuda or not bool(present.all()):  # to look would make the host wait for the device
-        absent = ~present
-        rows = clear_rows(rows if in_place else rows.clone(), absent)
-        norms.masked_fill_(absent, 0.0)
-    return rows, norms, present
-
-
-def as_rows(uploads: Any, workers: int, d: int, like: Tensor) -> Tensor:
-    """(workers, d) rows of `like`'s type on its device; what cannot be read is a row of NaN, never an exception."""
-    if _readable(uploads) and uploads.shape == (workers, d) and uploads.dtype == like.dtype:
-        return typing.cast(Tensor, uploads.detach().to(like.device))
-    rows = torch.full((workers, d), torch.nan, dtype=like.dtype, device=like.device)
-    if not isinstance(uploads, list | tuple) and not (_readable(uploads) and uploads.ndim):
-        return rows
-    for i, upload in enumerate(uploads[:workers]):
-        if _readable(upload) and upload.shape == (d,):
-            rows[i] = upload.detach().to(like.device, like.dtype)
-    return rows
-
-
-READABLE = (
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-)
-
-
-def _readable(upload: Any) -> bool:
-    """Whether it is a tensor that holds plain real numbers: dense, on a real device."""
-    if not isinstance(upload, Tensor) or upload.is_nested or upload.is_meta or upload.is_quantized:
-        return False
-    return upload.layout is torch.strided and upload.dtype in READABLE

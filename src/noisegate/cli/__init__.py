@@ -1,64 +1,154 @@
 """The command line. Results go to standard output, everything else to standard error.
 
-Exit status: 0 fine, 1 a result outside its bounds or a failed run of a sweep, 2 bad input, 130 interrupted (state
-saved).
+Exit status: 0 fine, 1 a result outside its bounds, a failed run of a sweep or an output that cannot be written, 2 bad
+input (also code of yours that raises), 130 interrupted (state saved).
+
+To import this file takes no time: what takes some is imported by `main`, which Ctrl-C may end at any moment.
 """
 
+import errno
+import os
+import signal
 import sys
-from typing import Annotated
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, TracebackType
+from typing import Any
 
-import typer
-
-from noisegate.cli.audit import audit_command
-from noisegate.cli.data import app as data_app
-from noisegate.cli.listing import show_list
-from noisegate.cli.privacy import show_privacy
-from noisegate.cli.redteam import redteam_command
-from noisegate.cli.report import report_command
-from noisegate.cli.reproduce import reproduce_command
-from noisegate.cli.run import run_command
-from noisegate.cli.sweep import sweep_command
-from noisegate.cli.watch import watch_command
+from noisegate.checks import plain
+from noisegate.checks import told as words
 from noisegate.errors import NoisegateError
-from noisegate.version import __version__
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+TRACE = "NOISEGATE_TRACEBACK"
+"""Set this variable to see where an error comes from."""
+
+MOST_LINE = 2000
+"""Characters of an error."""
+
+LIBRARIES = (
+    "noisegate",
+    "torch",
+    "numpy",
+    "scipy",
+    "typer",
+    "click",
+    "rich",
+    "dp_accounting",
+    "sklearn",
+    "plotly",
+    "ray",
 )
-app.command("run")(run_command)
-app.command("redteam")(redteam_command)
-app.command("sweep")(sweep_command)
-app.command("reproduce")(reproduce_command)
-app.command("report")(report_command)
-app.command("watch")(watch_command)
-app.command("audit")(audit_command)
-app.command("list")(show_list)
-app.command("privacy")(show_privacy)
-app.add_typer(data_app, name="data")
+"""Whose frames are not those of a plugin."""
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        print(__version__)
-        raise typer.Exit
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from noisegate.cli.commands import app
 
-
-@app.callback()
-def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
-    """Federated learning that is differentially private for every worker and survives a majority of liars."""
+    return app
 
 
 def main() -> None:
-    """Run the command line; an error that noisegate raises on purpose is one line and exit status 2."""
+    """Run the command line; an error is one line, and exit status 2."""
+    sys.exit(_emptied(_status()))
+
+
+def _status() -> int:
+    """What a command ends with."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # what the terminal has no letter for
     try:
+        with _ends_at_once():
+            from noisegate.cli.commands import app
         app()
+    except SystemExit as end:
+        if place := _strangers_frame(end.__traceback__):
+            return _told(f"{place}: wanted to end the process (status {plain(str(end.code))})", REFUSED)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        return _told("interrupted", INTERRUPTED)
     except NoisegateError as error:
-        print(f"noisegate: {error}", file=sys.stderr)
-        sys.exit(2)
+        return _told(str(error), REFUSED)
+    except BaseException as error:  # noqa: BLE001  # one line, whatever it is
+        if os.environ.get(TRACE):
+            traceback.print_exc()
+        return _explained(error)
+    return 0
+
+
+def _explained(error: BaseException) -> int:
+    """Say what was not foreseen: a file, memory, a plugin, or a mistake of noisegate's."""
+    if isinstance(error, BrokenPipeError):
+        return FAILED  # who reads has enough
+    where = f"; {TRACE}=1 shows where"
+    if isinstance(error, OSError) and error.strerror:
+        if error.filename is None and error.errno in NO_ROOM:
+            return _told(f"the output cannot be written ({error.strerror})", FAILED)
+        return _told(f"{error.filename or 'a file'}: cannot be used ({error.strerror})", REFUSED)
+    told = ": ".join(filter(None, (type(error).__name__, words(error))))
+    if place := _strangers_frame(error.__traceback__):
+        return _told(f"{place}: {told}{where}", REFUSED)
+    if isinstance(error, MemoryError):
+        return _told(f"out of memory ({told}); lower --memory, --jobs or the size of the run", REFUSED)
+    return _told(f"unexpected {told}{where}; please report it", FAILED)
+
+
+def _strangers_frame(trace: TracebackType | None) -> str:
+    """The file and line of the innermost code that belongs neither to noisegate nor to a library that it uses."""
+    place = ""
+    while trace is not None:
+        frame = trace.tb_frame
+        owner = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if owner not in LIBRARIES and owner not in sys.stdlib_module_names:
+            place = f"{frame.f_code.co_filename}, line {trace.tb_lineno}, in {frame.f_code.co_name}"
+        trace = trace.tb_next
+    return place
+
+
+def _told(text: str, status: int) -> int:
+    line = plain(f"noisegate: {text}")
+    with suppress(OSError, ValueError):  # if nobody can be told, the status says it
+        print(line if len(line) <= MOST_LINE else f"{line[:MOST_LINE]}...", file=sys.stderr)
+    return status
+
+
+def _emptied(status: int) -> int:
+    """`status`, or another if what was printed cannot be written. Who stops reading (`| head`) is not told so."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError) and status == 0:
+                _told(f"the output cannot be written ({error.strerror})", FAILED)
+            status = status or FAILED
+            with suppress(OSError, ValueError):  # so that Python does not try again at its end, and complain
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return status
+
+
+@contextmanager
+def _ends_at_once() -> Iterator[None]:
+    """Ctrl-C ends the process here and now: nothing has begun, and an import that is broken off may raise anything."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        with suppress(OSError):
+            os.write(2, b"noisegate: interrupted\n")
+        os._exit(INTERRUPTED)
+
+    signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

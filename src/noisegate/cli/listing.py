@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
+from noisegate.cli.terminal import Console
 from noisegate.data import SOURCES
+from noisegate.lab.spec import DEFAULTS, usual_of
 from noisegate.models import MODELS
 from noisegate.workers import WORKERS
 
@@ -49,7 +50,13 @@ def show_list(
 def _entries(kind: str) -> list[dict[str, Any]]:
     if kind == "datasets":
         return [
-            {"name": name, "model": source.model, "workers": source.workers, "about": source.description}
+            {
+                "name": name,
+                "model": source.model,
+                "workers": source.workers,
+                **{setting: (DEFAULTS | usual_of(name))[setting] for setting in ("batch", "rate")},
+                "about": source.description,
+            }
             for name, source in SOURCES.items()
         ]
     if kind == "models":

@@ -1,58 +1,101 @@
 """`noisegate privacy`: how much noise a budget needs, or what a noise costs."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from noisegate import checks
 from noisegate.errors import SpecError
 from noisegate.flips import cost_of_sign, flip_probability
-from noisegate.privacy import guarantee
+from noisegate.privacy import IN_WORDS, PAPER, Delta, Guarantee, group_epsilon, guarantee
 from noisegate.sampling import SAMPLINGS
 
 
 def show_privacy(
-    samples: Annotated[int, typer.Option(help="Examples that one worker holds.")],
+    samples: Annotated[
+        int,
+        typer.Option(help="Examples that a worker declares: the rate is batch / samples. With fixed: that it holds."),
+    ],
     rounds: Annotated[int, typer.Option(help="Rounds of training.")],
     batch: Annotated[int, typer.Option(help="Examples that a worker uses per round, on average.")] = 16,
     epsilon: Annotated[float | None, typer.Option(help="Budget: find the noise it needs.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise multiplier: find what it costs.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Default: samples to the power -1.1.")] = None,
+    delta: Annotated[
+        str | None,
+        typer.Option(help="A number, or paper: samples to the power -1.1. [1e-5, or 1 / (10 samples) if that is less]"),
+    ] = None,
     sampling: Annotated[str, typer.Option(help="poisson or fixed (needs --accountant rdp).")] = "poisson",
     accountant: Annotated[str, typer.Option(help="pld (tight) or rdp (the paper's).")] = "pld",
     signs: Annotated[
         int, typer.Option(help="Signs per upload, each flipped at random, instead of Gaussian noise.")
     ] = 0,
+    group: Annotated[
+        list[int] | None,
+        typer.Option(help="Also price so many examples of one worker together, as 2; may be given several times."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Calibrate the noise for a budget, or price a given noise."""
     checks.one_of(SAMPLINGS, sampling=sampling)
     if (epsilon is None) == (sigma is None):
         raise SpecError("privacy: give either --epsilon, to find the noise, or --sigma, to find its cost")
-    found = guarantee(
-        examples=samples,
-        rounds=rounds,
-        sampling=SAMPLINGS[sampling](batch),
-        sigma=sigma,
-        epsilon=epsilon,
-        delta=delta,
-        accountant=accountant,
-        signs=signs,
-    )
+    asked: dict[str, Any] = {
+        "examples": samples,
+        "rounds": rounds,
+        "sampling": SAMPLINGS[sampling](batch),
+        "delta": read_delta(delta),
+        "accountant": accountant,
+        "signs": signs,
+    }
+    found = guarantee(sigma=sigma, epsilon=epsilon, **asked)
+    groups = {size: group_epsilon(size, found.sigma, **asked) for size in group or []}
     flips = {}
     if signs:
         flips = {"flip_probability": flip_probability(found.sigma, signs), "one_sign": cost_of_sign(found.sigma, signs)}
     if as_json:
-        print(json.dumps(found.as_dict() | flips, indent=2))
+        told = {"group": list(groups), "group_epsilon": list(groups.values())} if groups else {}
+        print(json.dumps(found.as_dict() | flips | told, indent=2))
         return
-    print(f"sigma {found.sigma:.4f}   epsilon {found.epsilon:.4f}   delta {found.delta:.3g}")
-    print(
-        f"one example of one worker, {found.relation}, over {found.rounds} rounds of {found.sampling} sampling at rate "
-        f"{found.rate:.4g} ({found.batch} of {found.examples}), by {found.accountant.upper()}"
-    )
+    _show(found, groups)
     if flips:
         print(
             f"{signs} signs a round, each flipped with probability {flips['flip_probability']:.4f}: one sign costs "
             f"{flips['one_sign']:.3g} a round, but an example can turn them all"
+        )
+
+
+def read_delta(text: str | None) -> Delta:
+    """What --delta says: a number, or the word for the paper's."""
+    if text is None:
+        return None
+    if text == PAPER:
+        return "paper"
+    try:
+        return float(text)
+    except ValueError:
+        raise SpecError(f"delta = {text!r}: must be a number above 0 and below 1, or paper") from None
+
+
+def in_other_ways(epsilon_at_1e_5: float | None, mu: float | None) -> str:
+    """The same noise, said at a common delta and for all deltas at once."""
+    common = (
+        "epsilon at delta 1e-5 unknown" if epsilon_at_1e_5 is None else f"epsilon at delta 1e-5 {epsilon_at_1e_5:.4f}"
+    )
+    if mu is None:
+        return common
+    return f"{common}; at least as private as {mu:.4f}-GDP (mu) for every delta of 1e-10 or more"
+
+
+def _show(found: Guarantee, groups: dict[int, float]) -> None:
+    print(f"sigma {found.sigma:.4f}   epsilon {found.epsilon:.4f}   delta {found.delta:.3g}")
+    print(in_other_ways(found.epsilon_at_1e_5, found.mu))
+    declared = "declared" if found.sampling == "poisson" else "held"
+    print(
+        f"{found.relation}: {IN_WORDS[found.relation]}; over {found.rounds} rounds of {found.sampling} sampling "
+        f"at rate {found.rate:.4g} ({found.batch} of {found.examples} {declared}), by {found.accountant.upper()}"
+    )
+    for size, spent in groups.items():
+        print(
+            f"group of {size} examples of one worker, added or removed together: epsilon {spent:.4f} at the same delta"
         )

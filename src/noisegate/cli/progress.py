@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from noisegate.checks import plain
 from noisegate.cli.run import SILENCE
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.lab import Spec, estimate
 from noisegate.lab.sweep import Cell, Engine, SweepFolder, hire, sweep
@@ -32,18 +33,20 @@ def play(
     compute: Compute,
     jobs: int | None,
     quiet: bool,
+    time_limit: float | None = None,
 ) -> list[Cell]:
     """Run what is not done yet, and tell how far it is. Where it is interrupted, say what is kept, and exit with 130.
 
     title: the command, which each line begins with. quiet: say nothing but that it was interrupted.
+    time_limit: seconds of a run.
     """
     console, cells = Console(stderr=True, quiet=quiet), folder.cells(specs)
-    told = f"{title}: {there(cells)}, {hire(engine, folder, compute, jobs).pace}, kept in {folder.path}"
+    told = f"{title}: {there(cells)}, {hire(engine, folder, compute, jobs, time_limit).pace}, kept in {folder.path}"
     console.print(told, soft_wrap=True, highlight=False)
     try:
         # Ray, and an attack or a rule of anyone's, may print; what belongs to standard output comes later.
         with redirect_stdout(sys.stderr), watched(title, console, folder, cells) as watch:
-            return sweep(specs, folder, engine=engine, compute=compute, jobs=jobs, watch=watch)
+            return sweep(specs, folder, engine=engine, compute=compute, jobs=jobs, time_limit=time_limit, watch=watch)
     except KeyboardInterrupt:
         done = sum(cell.status == "done" for cell in folder.cells(specs))
         told = f"interrupted: {done} of {runs(len(specs))} done in {folder.path}; the same command goes on"
@@ -82,7 +85,7 @@ def watched(
     def watch(cell: Cell) -> None:
         nonlocal spoke
         ended.add(cell.spec.name())
-        status = f"{cell.spec.name()} " + (f"{cell.result['accuracy']:.3f}" if cell.result else cell.status)
+        status = f"{plain(cell.spec.name())} " + (f"{cell.result['accuracy']:.3f}" if cell.result else cell.status)
         bar.update(task, count=count(), status=status)
         if not console.is_terminal and time.monotonic() - spoke > SILENCE:
             spoke = time.monotonic()

@@ -8,14 +8,15 @@ from typing import Annotated, Any
 from uuid import uuid4
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from noisegate.cli.progress import play
+from noisegate.cli.table import show_costs
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
-from noisegate.lab import estimate, paper
+from noisegate.lab import costs, estimate, paper
 from noisegate.lab.claims import Claim, claims, named
 from noisegate.lab.comparison import as_table, columns, page, rows
 from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv
@@ -48,6 +49,9 @@ def reproduce_command(
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
     memory: Annotated[int | None, typer.Option(help="MiB of a run beside its uploads.")] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that a run may take; then it has failed. [no limit]")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the runs; those that are there are not repeated.")] = Path(
         "runs/reproduce"
     ),
@@ -73,7 +77,11 @@ def reproduce_command(
         _list(chosen, _load_one(QUICK, seeds, aggregator, only), compute)
         return
     specs = list({spec.name(): spec for one in chosen for spec in needed(one)}.values())
-    records = _read(source) if source is not None else _run(specs, out, engine, compute, jobs, as_json)
+    cells = _run(specs, out, engine, compute, jobs, as_json, time_limit) if source is None else []
+    records = (
+        _read(source) if source is not None else {cell.spec.name(): record(SweepFolder(out), cell) for cell in cells}
+    )
+    cost = costs.bills(costs.trainings_of(cells))
     found = {one.name: outcomes(one, records) for one in chosen}
     verdicts = claims(found) if any(one.name in CLAIMED for one in chosen) else []
     if source is None:
@@ -85,9 +93,10 @@ def reproduce_command(
         _write(docs, page(chosen, found, verdicts, records, str(source or "")))
     fine = all(passed(some) for some in found.values())
     if as_json:
-        print(json.dumps(_told(chosen, found, verdicts, fine)))
+        print(json.dumps(_told(chosen, found, verdicts, fine) | (costs.as_json(cost) if source is None else {})))
     else:
         _show(chosen, found, verdicts, fine)
+        show_costs(cost, Console())
     if not fine:
         raise typer.Exit(1)
 
@@ -130,17 +139,18 @@ def _only(dataset: str, epsilon: str, attack: str, byzantine: str, setting: str)
 
 
 def _partition(dataset: str, out: Path) -> None:
-    from noisegate.lab.partition_figure import WHERE, distribution, figure
+    from noisegate.lab.partition_figure import PRIVATE, WHERE, distribution, figure
 
     found = distribution(dataset)
     (out / "runs").mkdir(parents=True, exist_ok=True)  # so that it is taken for a store, as it will be
     table = Table("worker", *(f"class {label}" for label in range(found.shares.shape[1])), box=None, pad_edge=False)
     for number, shares in enumerate(found.shares.tolist(), 1):
         table.add_row(str(number), *(f"{share:.2f}" for share in shares))
+    print(PRIVATE)
     Console().print(table)
     _write(out / "partition.html", figure(found))
     print(f"{WHERE}; here {dataset}, {len(found.shares)} workers, mean total variation {found.distance:.2f}")
-    print(f"written to {out / 'partition.html'}")
+    print(f"{PRIVATE}; written to {out / 'partition.html'}")
 
 
 def _numbers(name: str, text: str, kind: Any) -> list[Any]:
@@ -151,14 +161,19 @@ def _numbers(name: str, text: str, kind: Any) -> list[Any]:
 
 
 def _run(
-    specs: Sequence[Spec], out: Path, engine: str, compute: Compute, jobs: int | None, quiet: bool
-) -> dict[str, Record]:
+    specs: Sequence[Spec],
+    out: Path,
+    engine: str,
+    compute: Compute,
+    jobs: int | None,
+    quiet: bool,
+    time_limit: float | None,
+) -> list[Cell]:
     folder, kind = SweepFolder(out), _engine(engine)
-    hire(kind, folder, compute, jobs)  # so that a mistake is told before anything is written
+    hire(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
     folder.check(specs)
     folder.keep_list(specs)
-    cells = play("reproduce", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=quiet)
-    return {cell.spec.name(): record(folder, cell) for cell in cells}
+    return play("reproduce", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=quiet, time_limit=time_limit)
 
 
 def _engine(engine: str) -> Engine:
@@ -223,7 +238,9 @@ def _list(chosen: Sequence[Experiment], quick: Experiment, compute: Compute) -> 
         taken = estimate.shown(estimate.seconds(specs, cuda, slow))
         title = f"{one.title}, run by --quick" if one.name == QUICK else one.title
         table.add_row(one.name, f"{title}. {one.paper}", str(len(one.cells)), str(len(specs)), taken)
-    table.add_row(PARTITION, "How the non-iid partition deals classes out; alone, and with --dataset", "", "0", "1 s")
+    table.add_row(
+        PARTITION, "How the non-iid partition deals classes out (private); alone, and with --dataset", "", "0", "1 s"
+    )
     Console().print(table)
     total = estimate.shown(estimate.seconds(every.values(), cuda, slow))
     where = "an NVIDIA H200, many at once" if cuda else "one core of this machine"

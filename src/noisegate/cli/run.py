@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from noisegate.cli.privacy import read_delta
 from noisegate.cli.table import show_result
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
-from noisegate.lab import Result, Spec, make_spec, read_settings, reference, run, undefended
+from noisegate.lab import Result, Spec, costs, make_spec, read_settings, reference, run, undefended
 from noisegate.lab.spec import BEST, PARTS, partner_of
 from noisegate.simulate import Progress as RunProgress
 
@@ -28,12 +29,23 @@ def run_command(
     dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None,
     model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget of every worker over the whole run. [2]")] = None,
-    delta: Annotated[float | None, typer.Option(help="Default: examples of a worker to the power -1.1.")] = None,
+    delta: Annotated[
+        str | None,
+        typer.Option(help="A number, or paper: declared to the power -1.1. [1e-5, or 1 / (10 declared) if less]"),
+    ] = None,
     sigma: Annotated[
         float | None, typer.Option(help="Noise multiplier, instead of epsilon or beside it; 0 is no privacy.")
     ] = None,
     accountant: Annotated[str | None, typer.Option(help="pld or rdp. [pld]")] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson or fixed. [poisson]")] = None,
+    declared: Annotated[
+        int | None,
+        typer.Option(help="Examples that every worker declares: its rate is batch / declared. [their mean]"),
+    ] = None,
+    secret: Annotated[
+        bool | None,
+        typer.Option("--secret", help="Noise that nobody can draw again, so that the model can be given away."),
+    ] = None,
     batch: Annotated[int | None, typer.Option(help="Examples per worker and round. [16]")] = None,
     rate: Annotated[float | None, typer.Option(help="Base learning rate, scaled to the noise. [0.2]")] = None,
     workers: Annotated[int | None, typer.Option(help="Honest workers.")] = None,
@@ -84,10 +96,12 @@ def run_command(
             "dataset": dataset,
             "model": model,
             "epsilon": epsilon,
-            "delta": delta,
+            "delta": read_delta(delta),
             "sigma": sigma,
             "accountant": accountant,
             "sampling": sampling,
+            "declared": declared,
+            "secret": secret,
             "batch": batch,
             "rate": rate,
             "workers": workers,
@@ -118,17 +132,19 @@ def run_command(
             clean = _watched(reference(spec), compute, out / "reference", resume, console, "reference")
             open_door = _watched(undefended(spec), compute, out / "undefended", resume, console, "undefended")
             proportion = {"reference_accuracy": clean.accuracy, "undefended_accuracy": open_door.accuracy}
+            trained = [result, clean, open_door]
         else:
-            proportion = {}
+            proportion, trained = {}, [result]
     except KeyboardInterrupt:
-        begun = (out / "checkpoint.pt").exists() or (out / "result.json").exists()
+        begun = (out / "checkpoint.safetensors").exists() or (out / "result.json").exists()
         saved = f"state saved in {out}; go on with the same command and --resume" if begun else "nothing was begun yet"
         Console(stderr=True).print(f"interrupted: {saved}", soft_wrap=True)
         raise typer.Exit(130) from None
+    cost = costs.bills(costs.training_of(one.as_dict()) for one in trained)
     if as_json:
-        print(json.dumps({**result.as_dict(), **proportion, "out": str(out)}, indent=2))
+        print(json.dumps({**result.as_dict(), **proportion, **costs.as_json(cost), "out": str(out)}, indent=2))
     else:
-        show_result(result, proportion, out)
+        show_result(result, proportion, cost[0], out)
 
 
 def gather(spec_file: Path | None, flags: dict[str, Any], settings: list[str]) -> Spec:

@@ -7,12 +7,13 @@ from statistics import fmean
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from noisegate.cli.progress import play, runs, there
+from noisegate.cli.table import show_costs
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
-from noisegate.lab import Spec
+from noisegate.lab import Spec, costs
 from noisegate.lab.plot import part
 from noisegate.lab.sweep import Cell, Engine, Grid, SweepFolder, hire, read_grid
 
@@ -31,6 +32,9 @@ def sweep_command(
     memory: Annotated[
         int | None, typer.Option(help="MiB of each run beside the uploads of two rounds. [1024; 8192 on CUDA]")
     ] = None,
+    time_limit: Annotated[
+        float | None, typer.Option(help="Seconds that a run may take; then it has failed. [no limit]")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as one JSON object.")] = False,
 ) -> None:
@@ -40,17 +44,20 @@ def sweep_command(
     compute = Compute(device=device, threads=threads, memory=memory)
     folder = SweepFolder(out or Path("runs") / f"sweep-{spec_file.stem}")
     kind: Engine = engine  # type: ignore[assignment]  # which `hire` checks
-    hire(kind, folder, compute, jobs)  # so that a mistake is told before anything is written
+    hire(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
     folder.check(specs)
     if dry_run:
         cells = folder.cells(specs)
     else:
-        folder.keep(spec_file.read_bytes())
-        cells = play("sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json)
+        folder.keep(spec_file.read_bytes(), specs)
+        cells = play(
+            "sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json, time_limit=time_limit
+        )
+    cost = costs.bills(costs.trainings_of(cells)) if not dry_run else []
     if as_json:
-        print(json.dumps(_as_json(grid, cells, folder), indent=2))
+        print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))
     else:
-        _show(grid, cells, folder, dry_run)
+        _show(grid, cells, folder, None if dry_run else cost)
     if not dry_run and (_count(cells, "failed") or not _count(cells, "done")):
         raise typer.Exit(1)
 
@@ -98,8 +105,8 @@ def _as_json(grid: Grid, cells: Sequence[Cell], folder: SweepFolder) -> dict[str
     }
 
 
-def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, dry_run: bool) -> None:
-    """A line for each combination, and what did not come off."""
+def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, cost: Sequence[costs.Bill] | None) -> None:
+    """A line for each combination, and what did not come off. cost: of all of it; None if nothing was run."""
     console, rows = Console(highlight=False), _rows(grid, cells)
     seeds = "seed" in grid.varied()
     table = Table(box=None, pad_edge=False)
@@ -121,11 +128,12 @@ def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, dry_run: bool)
             chosen = ", ".join(f"{key} {part(value)}" for key, value in _settings(cell.spec, grid.varied()).items())
             told = f"{cell.status}: {chosen or cell.spec.name()}: {' '.join(cell.message.split())}"
             console.print(told[:MOST_MESSAGE], soft_wrap=True, markup=False)
-    if dry_run:
+    if cost is None:
         console.print(f"{there(cells)}; nothing was run", soft_wrap=True)
         return
     if failed := _count(cells, "failed"):
         console.print(f"{runs(failed)} failed; the same command tries again", soft_wrap=True)
+    show_costs(cost, console)
     console.print(f"kept in {folder.path}", style="dim", soft_wrap=True)
 
 

@@ -1,19 +1,22 @@
 """A result for people."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from noisegate.aggregators import Robust
+from noisegate.cli.terminal import Console
 from noisegate.lab import Result, Spec
-from noisegate.lab.setup import STATED
+from noisegate.lab.costs import Bill
+from noisegate.lab.promise import STATED
+from noisegate.privacy import IN_WORDS
+from noisegate.sampling import SAMPLINGS
 
 
-def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> None:
-    """The short table that ends a run."""
+def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out: Path) -> None:
+    """The short table that ends a run. cost: what all that was trained costs together."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -32,12 +35,8 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     if result.spec["worker"]["name"] != "normalized":
         brought = f"{_part(result.spec['worker'])}, batch {result.spec['batch']}, rate {result.spec['rate']:g}"
         table.add_row("worker", "", brought)
-    by = "stated, not checked here" if result.accountant == STATED else result.accountant.upper()
-    promise = f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {by}, each example of each worker"
-    if result.epsilon is None:
-        table.add_row("epsilon", "none", "sigma 0: nothing is private")
-    else:
-        table.add_row("epsilon", f"{result.epsilon:.3f}", promise)
+    for row in _promise(result, cost):
+        table.add_row(*row)
     table.add_row("honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest")
     table.add_row("Byzantine uploads used", f"{result.byzantine_selected:.1%}", "of the uploads that made the model")
     if malformed := sum(line["rejected"].get("malformed", {"byzantine": 0})["byzantine"] for line in result.curve):
@@ -54,6 +53,40 @@ def show_result(result: Result, proportion: Mapping[str, float], out: Path) -> N
     console = Console()
     console.print(table)
     console.print(f"written to {out}", style="dim", soft_wrap=True)
+
+
+def show_costs(found: Sequence[Bill], console: Console) -> None:
+    """What everything that a command trained costs together: a sentence for each data set."""
+    for bill in found:
+        console.print(bill.sentence(), soft_wrap=True, highlight=False, markup=False)
+
+
+def _promise(result: Result, cost: Bill) -> Iterator[tuple[str, str, str]]:
+    """What the run promises each example, in every way that is known; and what all that was trained costs together."""
+    if result.epsilon is None:
+        yield "epsilon", "none", "sigma 0: nothing is private"
+    else:
+        by = "stated, not checked here" if result.accountant == STATED else result.accountant.upper()
+        relation = IN_WORDS[SAMPLINGS[result.spec["sampling"]].relation]
+        yield (
+            "epsilon",
+            f"{result.epsilon:.3f}",
+            f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {by}; {relation}",
+        )
+        told = result.as_dict()
+        if (common := told.get("epsilon_at_1e_5")) is not None:
+            mu = told.get("mu")
+            curve = (
+                f"; mu {mu:.3f}: at least as private as mu-GDP at every delta of 1e-10 or more"
+                if mu is not None
+                else ""
+            )
+            yield "  at delta 1e-5", f"{common:.3f}", f"epsilon of the same noise{curve}"
+    if cost.epsilon is None:
+        yield "  together", "none", f"{cost.trainings} trained on this data: {cost.note}"
+    elif cost.trainings > 1 or cost.epsilon != result.epsilon:
+        all_of = f"what an example pays for all {cost.trainings} trainings of this command on this data"
+        yield "  together", f"{cost.epsilon:.3f}", f"{all_of}, at delta {cost.delta:.2g}"
 
 
 def _reckoning(result: Result) -> str:

@@ -1,6 +1,5 @@
 """`noisegate watch`: a running job in the terminal. It reads files and nothing else, so it can begin any time."""
 
-import pickle
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -9,18 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from noisegate.checks import plain
+from noisegate.cli.terminal import Console
 from noisegate.errors import NoisegateError, StoreError
+from noisegate.lab.checkpoints import read_standing
+from noisegate.lab.plain import AnySpec
 from noisegate.lab.report.folders import RunRecord, kind_of, number, read_run
 from noisegate.lab.report.sweeps import STATUSES, flatten, show
-from noisegate.lab.spec import Spec
+from noisegate.lab.store import CHECKPOINT
 from noisegate.lab.sweep import Cell, SweepFolder
 
 SILENCE = 60.0
@@ -133,7 +135,7 @@ class _Sweep:
         try:
             self.specs = self.folder.specs()
         except NoisegateError as error:
-            raise StoreError(f"{folder}: what is to be run cannot be read ({error})") from None
+            raise StoreError(f"{folder}: what is to be run cannot be read ({plain(error)})") from None
         if not self.specs:
             raise StoreError(f"{folder}: holds no run yet")
         self.ended: dict[str, Cell] = {}
@@ -179,9 +181,9 @@ class _Sweep:
 
     def _stopped(self, cell: Cell) -> bool:
         """Whether it was interrupted."""
-        return cell.status == "missing" and (self.folder.run_path(cell.spec) / "checkpoint.pt").exists()
+        return cell.status == "missing" and (self.folder.run_path(cell.spec) / CHECKPOINT).exists()
 
-    def _cell(self, spec: Spec) -> Cell:
+    def _cell(self, spec: AnySpec) -> Cell:
         """How a run stands; what is done stays done."""
         name = spec.name()
         if name not in self.ended:
@@ -228,26 +230,16 @@ def stand(path: Path) -> Standing:
             record, int(record.result["rounds"]), int(record.result["rounds"]), _seconds(record.result), 0.0
         )
     total = (record.spec.rounds if record.spec else None) or 0
-    saved = _checkpoint(path / "checkpoint.pt")
+    saved = read_standing(path / CHECKPOINT)
     written = [found.stat().st_mtime for found in path.glob("*") if found.is_file()]
     age = max(0.0, time.time() - max(written, default=time.time()))
     if saved is None:
         return Standing(record, last, total, 0.0, age)
-    played, total, seconds = saved
-    return Standing(record, played, total, seconds, age)
+    return Standing(record, saved.rounds, saved.of, saved.seconds, age)
 
 
 def _seconds(result: dict[str, Any]) -> float:
     return float(result["seconds"]) if number(result.get("seconds")) else 0.0
-
-
-def _checkpoint(path: Path) -> tuple[int, int, float] | None:
-    """(rounds played, rounds in all, seconds) of a checkpoint. Its tensors stay on disk."""
-    try:
-        saved = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
-        return int(saved["rounds"]), len(saved["reasons"]), float(saved["seconds"])
-    except (OSError, RuntimeError, ValueError, TypeError, LookupError, EOFError, pickle.UnpicklingError):
-        return None  # none yet, or none that can be read
 
 
 def words(standing: Standing) -> str:
@@ -282,11 +274,6 @@ def span(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def plain(text: str) -> str:
-    """A user's text without what a terminal would obey."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _has_blocks(console: Console) -> bool:

@@ -57,7 +57,11 @@ def checked(path: Path, file: File) -> bytes:
 
 def archive(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
     """Those arrays of the .npz at `path` that are `wanted` and there. Never unpickles anything."""
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except OSError:  # a name that is too long, a folder that is locked
+        there = False
+    if not there:
         raise DataError(f"{path}: no such file; give the path of an .npz archive")
     try:
         # Read at once, so that no file stays open whatever numpy makes of it.

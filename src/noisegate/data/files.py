@@ -70,14 +70,26 @@ def fetch(name: str, folder: Path | str | None = None, progress: bool = True) ->
     homes = {file: record.url for file, record in source.files.items() if record.url is not None}
     if not homes:
         raise DataError(f"data set {name!r} cannot be fetched: {source.by_hand}; put it in {folders(source)[0]}")
-    target = (_roots()[0] if folder is None else Path(folder).expanduser()) / name
+    target = (_roots()[0] if folder is None else expanded(folder, "folder")) / name
     return [_download(url, file, source, target, progress) for file, url in homes.items()]
+
+
+def expanded(path: str | Path, what: str = "path") -> Path:
+    """`path` with a `~` or `~user` at its beginning replaced by that user's home."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # nobody has that name, or nobody knows where home is
+        raise DataError(f"{what} = {checks.shown(str(path))}: whose home is that? write the folder out") from None
 
 
 def _roots() -> list[Path]:
     given = os.environ.get(VARIABLE)
-    cache = Path("~/.cache/noisegate").expanduser()
-    return [Path(given).expanduser(), cache] if given else [cache]
+    if not given:
+        return [expanded("~/.cache/noisegate", "cache")]
+    try:
+        return [expanded(given, VARIABLE), Path("~/.cache/noisegate").expanduser()]
+    except RuntimeError:  # nobody knows where home is, and nobody has to
+        return [Path(given)]
 
 
 def _remedy(source: Source) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.data.contents import archive, checked
 from noisegate.data.dataset import Dataset
-from noisegate.data.files import locate
+from noisegate.data.files import expanded, locate
 from noisegate.data.sources import SOURCES
 from noisegate.errors import DataError
 from noisegate.streams import stream
@@ -40,7 +40,7 @@ def load(name: str, rng: torch.Generator | None = None) -> Dataset:
 
 def own_path(name: str) -> Path | None:
     """The file that `name` is, if it is a user's own data set and not a name in SOURCES."""
-    return Path(name).expanduser() if name.lower().endswith(".npz") else None
+    return expanded(name, "dataset") if name.lower().endswith(".npz") else None
 
 
 def _own(path: Path, rng: torch.Generator) -> Dataset:

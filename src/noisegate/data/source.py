@@ -27,6 +27,7 @@ class Source:
     """A data set by name: how to read it, and the settings a run takes for it unless told otherwise.
 
     model, workers, epochs: defaults of a run: name in MODELS, honest workers, passes over the data.
+    batch, rate: likewise; None for those of any data set.
     reader: makes the Dataset from the checked contents of the files (decompressed, where they are .gz).
     layouts: sets of file names; any one of them is enough, the first that is complete is used.
     folders: further places to look, after the user's.
@@ -44,3 +45,5 @@ class Source:
     layouts: tuple[tuple[str, ...], ...] = ()
     folders: tuple[str, ...] = ()
     by_hand: str = ""
+    batch: int | None = None
+    rate: float | None = None

@@ -4,6 +4,7 @@
 `images`       convolutions of few channels (twin: torch's own)
 `convolution`  per-example gradients of convolutions (twin: `workers.layers`)
 `rows`         rows that are changed or left alone (twins: `masked_fill_`, `torch.where`)
+`noise`        secret bits and noise on a grid (twins: `chacha`, `entropy`)
 `counting`     the counts of the KS test (twin: `aggregators.noise_tests`)
 `probing`      where uploads lie along the probes of the rule `fortified` (twin: `aggregators.probed`)
 `judging`      what the rule `fortified` makes of that (twins: `aggregators.fortified` and what it calls)

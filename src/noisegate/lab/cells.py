@@ -1,40 +1,45 @@
 """The runs of a sweep on disk. Several processes, on several machines with one file system, may work on them at once.
 
 sweep.toml         settings and [sweep], as given
-specs.json         what there is to do, where no grid says so
+specs.json         what there is to do: every run, with all its settings
 runs/NAME/         a run folder; failed.json in it if the run broke, or cannot exist
 runs/.NAME.lock    locked while a process works on that run; holds how far it is
 """
 
-import json
+import hashlib
 import multiprocessing
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from uuid import uuid4
 
+from noisegate.checks import plain
 from noisegate.compute import Compute
-from noisegate.errors import StoreError
+from noisegate.errors import SpecError, StoreError
+from noisegate.lab.checkpoints import Identity
 from noisegate.lab.crew import broken, halved, outcome_of
-from noisegate.lab.grid import read_sweep
-from noisegate.lab.launch import Watch, fingerprint, run, run_together, stored
+from noisegate.lab.files import read_json, read_whole, seal, unseal, write_whole
+from noisegate.lab.grid import plain_specs
+from noisegate.lab.key import fingerprint
+from noisegate.lab.launch import Watch, run, run_together
+from noisegate.lab.locks import take
+from noisegate.lab.plain import AnySpec, plain_spec, read_plain
 from noisegate.lab.redteam import Outcome
-from noisegate.lab.spec import Spec, make_spec, read_spec
-from noisegate.lab.store import RunFolder, write_whole
+from noisegate.lab.result import stored
+from noisegate.lab.spec import Spec
+from noisegate.lab.store import RunFolder
 from noisegate.simulate import Progress
-
-try:
-    import fcntl
-except ImportError:  # not on Windows, where nothing keeps two sweeps apart
-    fcntl = None  # type: ignore[assignment]
 
 SETTINGS, LISTED, RUNS = "sweep.toml", "specs.json", "runs"
 PULSE = 1.0
 """Seconds between two signs of life of a run."""
+
+MOST_SETTINGS = 2**24
+"""Bytes of the largest sweep.toml that is read."""
 
 WIDTH = 32
 """Characters that a sign of life takes at most."""
@@ -49,7 +54,7 @@ class Cell:
     skipped: what the spec asks for cannot exist. missing: it has not ended and nobody works on it.
     """
 
-    spec: Spec
+    spec: Any  # a Spec; of a folder that is only looked at, and that names a stranger's part, a PlainSpec
     status: Literal["done", "failed", "skipped", "running", "missing"]
     result: dict[str, Any] | None = None
     message: str = ""
@@ -69,7 +74,8 @@ class Claim:
     def tell(self, rounds: int, of: int) -> None:
         """Say how far the run is, in one write of always the same length."""
         os.lseek(self._number, 0, os.SEEK_SET)
-        os.write(self._number, f"round {rounds} of {of}".ljust(WIDTH).encode())
+        with suppress(OSError):  # a full disk: how far it is, is not said, and the run goes on
+            os.write(self._number, f"round {rounds} of {of}".ljust(WIDTH).encode())
 
 
 class SweepFolder:
@@ -78,22 +84,22 @@ class SweepFolder:
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
 
-    def run_path(self, spec: Spec) -> Path:
+    def run_path(self, spec: AnySpec) -> Path:
         """Where the run is."""
         return self.path / RUNS / spec.name()
 
-    def _lock_path(self, spec: Spec) -> Path:
+    def _lock_path(self, spec: AnySpec) -> Path:
         return self.path / RUNS / f".{spec.name()}.lock"
 
-    def cells(self, specs: Sequence[Spec]) -> list[Cell]:
+    def cells(self, specs: Sequence[AnySpec]) -> list[Cell]:
         """How the runs stand."""
         return [self.cell(spec) for spec in specs]
 
-    def cell(self, spec: Spec) -> Cell:
+    def cell(self, spec: AnySpec) -> Cell:
         """How the run stands."""
         folder = RunFolder(self.run_path(spec))
         try:
-            if (found := folder.result()) is not None:
+            if (found := folder.result(spec)) is not None:
                 stored(found, folder)  # which refuses what is no result
                 return Cell(spec, "done", found)
         except StoreError as error:
@@ -104,28 +110,53 @@ class SweepFolder:
             return Cell(spec, "skipped" if why[0] == "skipped" else "failed", None, why[1])
         return Cell(spec, "missing")
 
-    def told(self, spec: Spec) -> str:
+    def told(self, spec: AnySpec) -> str:
         """What the process that works on a run last said, as `round 3 of 10`; "" if it said nothing."""
-        try:
-            return self._lock_path(spec).read_text(encoding="utf-8").strip()
-        except OSError:
-            return ""
+        said = self._said(spec)
+        return f"round {said[0]} of {said[1]}" if said else ""
 
-    def share(self, spec: Spec) -> float:
+    def share(self, spec: AnySpec) -> float:
         """How much of an unfinished run is played, as far as it is known."""
-        words = self.told(spec).split()
-        return int(words[1]) / int(words[3]) if len(words) == 4 else 0.0
+        said = self._said(spec)
+        return said[0] / said[1] if said else 0.0
 
-    def specs(self) -> list[Spec]:
-        """Those of sweep.toml, or of specs.json, or else of all run folders, by name."""
-        if (self.path / SETTINGS).exists():
-            return read_sweep(self.path / SETTINGS)
-        if (self.path / LISTED).exists():
-            try:
-                return [make_spec(entry) for entry in json.loads((self.path / LISTED).read_text(encoding="utf-8"))]
-            except (OSError, ValueError, TypeError):
-                raise StoreError(f"{self.path / LISTED}: is damaged; remove it") from None
-        return [read_spec(path) for path in sorted((self.path / RUNS).glob("[!.]*/spec.toml"))]
+    def _said(self, spec: AnySpec) -> tuple[int, int] | None:
+        """(rounds played, rounds in all); None if the lock file holds anything else."""
+        try:
+            words = read_whole(self._lock_path(spec), WIDTH).decode("ascii", errors="replace")
+        except (OSError, StoreError):
+            return None
+        found = re.fullmatch(r"round (\d{1,9}) of (\d{1,9}) *", words, re.ASCII)
+        rounds, of = (int(found[1]), int(found[2])) if found else (0, 0)
+        return (rounds, of) if 0 <= rounds <= of and of else None
+
+    def specs(self) -> list[AnySpec]:
+        """Those of specs.json, or else of sweep.toml, or else of all run folders, by name. Nothing is imported."""
+        settings = self.path / SETTINGS
+        try:
+            given = read_whole(settings, MOST_SETTINGS)
+        except FileNotFoundError:
+            given = None
+        listed = self._listed(given)
+        if listed is not None:
+            return listed
+        if given is not None:
+            return plain_specs(settings)
+        return [read_plain(path) for path in sorted((self.path / RUNS).glob("[!.]*/spec.toml"))]
+
+    def _listed(self, settings: bytes | None) -> list[AnySpec] | None:
+        """The runs of specs.json; None if there is none, or it is not of these settings."""
+        path = self.path / LISTED
+        try:
+            found = unseal(read_json(path), path)
+            if found.get("of") != (None if settings is None else _sum(settings)):
+                return None
+            return [plain_spec(dict(entry), LISTED) for entry in found["specs"]]
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, LookupError) as error:
+            why = plain(error) if isinstance(error, SpecError) else "not a list of runs"
+            raise StoreError(f"{plain(path)}: is damaged ({why}); the same command writes it anew") from None
 
     def check(self, specs: Sequence[Spec] = ()) -> None:
         """Refuse a folder that holds something else, or runs on other data. Nothing is written yet."""
@@ -137,28 +168,32 @@ class SweepFolder:
             raise StoreError(f"{self.path}: is not empty and holds no sweep; choose another --out")
         sums = {spec.dataset: fingerprint(spec, None, None) for spec in {spec.dataset: spec for spec in specs}.values()}
         for spec in specs:
-            if sums[spec.dataset]:  # the user's own file, which may have changed under its name
-                RunFolder(self.run_path(spec)).check(spec, True, sums[spec.dataset])
+            if inputs := sums[spec.dataset]:  # the user's own file, which may have changed under its name
+                RunFolder(self.run_path(spec), Identity.of(spec, inputs)).check(spec, True)
 
-    def keep_list(self, specs: Sequence[Spec]) -> None:
-        """Write specs.json: what there is to do, where no grid says so."""
+    def keep_list(self, specs: Sequence[Spec], settings: bytes | None = None) -> None:
+        """Write specs.json: what there is to do. settings: the sweep.toml that it was made from.
+
+        Who only looks at the folder reads this: to make specs of sweep.toml may need the code that it names.
+        """
         try:
             (self.path / RUNS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be used ({error.strerror}); choose another --out") from None
-        content = json.dumps([spec.canonical() for spec in specs]).encode()
-        write_whole(self.path / LISTED, content, f".{LISTED}.{uuid4().hex}.part")
+        listed = {"of": None if settings is None else _sum(settings), "specs": [spec.canonical() for spec in specs]}
+        write_whole(self.path / LISTED, seal(listed, indent=None))
 
-    def keep(self, settings: bytes) -> None:
-        """Write sweep.toml. The runs of an earlier one stay."""
+    def keep(self, settings: bytes, specs: Sequence[Spec]) -> None:
+        """Write sweep.toml, and the runs that it asks for. The runs of an earlier one stay."""
         path = self.path / SETTINGS
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if path.exists() and path.read_bytes() == settings:
-                return
+            same = path.exists() and path.read_bytes() == settings
         except OSError as error:
             raise StoreError(f"{self.path}: cannot be used ({error.strerror}); choose another --out") from None
-        write_whole(path, settings, f".{SETTINGS}.{uuid4().hex}.part")  # two sweeps may begin at the same time
+        if not same:
+            write_whole(path, settings)  # under a name of its own first: two sweeps may begin at the same time
+        self.keep_list(specs, settings)
 
     @contextmanager
     def claim(self, spec: Spec) -> Iterator[Claim | None]:
@@ -174,7 +209,7 @@ class SweepFolder:
         except OSError as error:
             raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
         try:
-            if not _free(number, exclusive=True):
+            if not take(number, exclusive=True):
                 yield None
                 return
             RunFolder(self.run_path(spec)).forgive()
@@ -190,28 +225,19 @@ class SweepFolder:
         """Keep why a run has no result."""
         RunFolder(self.run_path(spec)).fail(spec, outcome.status, outcome.message)
 
-    def _locked(self, spec: Spec) -> bool:
+    def _locked(self, spec: AnySpec) -> bool:
         try:
             number = os.open(self._lock_path(spec), os.O_RDONLY)
         except OSError:
             return False
         try:
-            return not _free(number, exclusive=False)
+            return not take(number, exclusive=False)
         finally:
             os.close(number)
 
 
-def _free(number: int, exclusive: bool) -> bool:
-    """Lock a file if nobody else has."""
-    if fcntl is None:
-        return True
-    try:
-        fcntl.flock(number, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        pass  # a file system without locks, where it is up to the user
-    return True
+def _sum(settings: bytes) -> str:
+    return hashlib.sha256(settings).hexdigest()
 
 
 def play_one(folder: SweepFolder, spec: Spec, compute: Compute) -> Outcome:
@@ -253,7 +279,7 @@ def _play(folder: SweepFolder, spec: Spec, compute: Compute, claim: Claim) -> Ou
     try:
         out = folder.run_path(spec)
         return outcome_of(run(spec, compute=compute, out=out, resume=True, watch=_pulse([claim])))
-    except Exception as error:  # noqa: BLE001  # an attack or a rule may be anyone's; the sweep goes on without it
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # of anyone's attack or rule; the sweep goes on without it
         outcome = broken(error)
     try:
         folder.fail(spec, outcome)

@@ -4,30 +4,37 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from noisegate import checks
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
-from noisegate.lab.launch import Result, run, run_together
+from noisegate.lab.launch import run, run_together
 from noisegate.lab.redteam import Outcome
+from noisegate.lab.result import Result
 from noisegate.lab.spec import Spec
 from noisegate.version import __version__
 
 ABREAST = 16
 """Runs that share a CUDA device unless told otherwise."""
 
+MOST_JOBS = 1024
+
 GRACE = 20.0
 """Seconds for a process that is stopped to save where its run stands."""
+
+LATE_GRACE = 2.0
+"""The same for one whose time is up: it may be stuck."""
 
 T = TypeVar("T")
 One = Callable[[Spec, Compute], Outcome]
@@ -37,17 +44,34 @@ Several = Callable[[Sequence[Spec], Compute], list[Outcome]]
 class Crew:
     """Runs specs and says what came of each as soon as it is known. A run that breaks breaks no other.
 
+    A run that calls a stranger's code is given to a process even where there is one job: that code may end the process,
+    or never come back.
+
     jobs: how many at a time; None takes a process for each core, or 16 on a CUDA device. On a CPU a run has one thread
     unless `compute` says otherwise, so that its numbers do not depend on how many run beside it.
     one, several: what is done with a spec, in a process that can import it, and with several on a CUDA device; as here
     nothing is left on disk.
+    time_limit: seconds that a run may take; then its process is ended, and it has failed.
     """
 
     def __init__(
-        self, compute: Compute, jobs: int | None = None, one: One | None = None, several: Several | None = None
+        self,
+        compute: Compute,
+        jobs: int | None = None,
+        one: One | None = None,
+        several: Several | None = None,
+        time_limit: float | None = None,
     ) -> None:
         if jobs is not None:
             checks.count(jobs=jobs)
+            if jobs > MOST_JOBS:
+                raise checks.refuse("jobs", jobs, f"must be at most {MOST_JOBS}")
+        if time_limit is not None:
+            checks.positive(time_limit=time_limit)
+            if compute.resolve().type == "cuda":
+                rule = "runs on a CUDA device share a process, and one alone cannot be ended; use --device cpu"
+                raise checks.refuse("time_limit", time_limit, rule)
+        self.time_limit = time_limit
         self.cuda = compute.resolve().type == "cuda"
         self.compute = compute if self.cuda else replace(compute, threads=compute.threads or 1)
         self.jobs = jobs or (ABREAST if self.cuda else max(1, _cores() // (self.compute.threads or 1)))
@@ -79,21 +103,23 @@ class Crew:
         """Whatever still runs is stopped. A run with a folder saves where it stands."""
         for process in self._hands.values():
             process.terminate()
+        end = time.monotonic() + GRACE
         for hand in list(self._hands):
-            self._dismiss(hand)
+            self._dismiss(hand, max(0.1, end - time.monotonic()))
 
     def play(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
         """(which spec, what came of it), in the order in which they end."""
         if self.cuda:
             for batch in batches(specs, self.jobs):
                 yield from zip(batch, self.several([specs[i] for i in batch], self.compute), strict=True)
-        elif self.jobs == 1:
+        elif self.jobs == 1 and self.time_limit is None and not any(map(calls_strangers, specs)):
             yield from ((i, self.one(spec, self.compute)) for i, spec in enumerate(specs))
         else:
             yield from self._share_out(specs)
 
     def _share_out(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
         waiting, busy = deque(enumerate(specs)), dict[Connection, int]()
+        due = dict[Connection, float]()  # when the time of a run is up
         while waiting or busy:
             while waiting and len(busy) < self.jobs:
                 hand = next((hand for hand in self._hands if hand not in busy), None) or self._hire()
@@ -103,14 +129,25 @@ class Crew:
                     self._dismiss(hand)  # it was ended while it waited
                     continue
                 busy[hand] = waiting.popleft()[0]
-            for ready in wait(list(busy)):
+            left = max(0.0, min(due.values()) - time.monotonic()) if due else None
+            for ready in wait(list(busy), left):
                 hand = next(hand for hand in busy if hand is ready)
                 try:
-                    outcome: Outcome = hand.recv()
+                    outcome: Outcome | None = hand.recv()
                 except (EOFError, ConnectionError):
+                    outcome = Outcome("failed", message=self._why_it_ended(hand))
                     self._dismiss(hand)
-                    outcome = Outcome("failed", message="its process was ended from outside, as for want of memory")
+                if outcome is None:  # it has begun; that took as long as Python and torch take to start
+                    if self.time_limit is not None:
+                        due[hand] = time.monotonic() + self.time_limit
+                    continue
+                due.pop(hand, None)
                 yield busy.pop(hand), outcome
+            for hand in [hand for hand, end in due.items() if end <= time.monotonic()]:
+                del due[hand]
+                self._dismiss(hand, LATE_GRACE)
+                told = f"took longer than its time limit, {self.time_limit:g} s, and was ended"
+                yield busy.pop(hand), Outcome("failed", message=told)
 
     def _hire(self) -> Connection:
         ours, theirs = multiprocessing.Pipe()
@@ -122,13 +159,34 @@ class Crew:
         self._hands[ours] = process
         return ours
 
-    def _dismiss(self, hand: Connection) -> None:
+    def _dismiss(self, hand: Connection, grace: float = GRACE) -> None:
+        """End a process for good."""
         process = self._hands.pop(hand)
         process.terminate()
-        process.join(GRACE)
+        process.join(grace)
         process.kill()
         process.join()
         hand.close()
+
+    def _why_it_ended(self, hand: Connection) -> str:
+        """Of a process that has hung up."""
+        process = self._hands[hand]
+        process.join(1.0)
+        if (status := process.exitcode) is not None and status >= 0:
+            return f"its process ended in the middle of it (status {status}), as code that exits does"
+        return "its process was ended from outside, as for want of memory, or crashed"
+
+
+def calls_strangers(spec: Spec) -> bool:
+    """Whether a part of a spec is loaded from a path, as package.module:Name."""
+    left: list[Any] = [spec.attack, spec.aggregator, spec.worker]
+    while left:
+        part = left.pop()
+        if isinstance(part, Mapping):
+            left += [entry for key, entry in part.items() if key == "name" or isinstance(entry, Mapping)]
+        elif ":" in str(part):
+            return True
+    return False
 
 
 def batches(specs: Sequence[Spec], most: int) -> list[list[int]]:
@@ -154,7 +212,7 @@ def alone(spec: Spec, compute: Compute) -> Outcome:
     """What comes of one run."""
     try:
         return outcome_of(run(spec, compute=compute))
-    except Exception as error:  # noqa: BLE001  # an attack or a rule may be anyone's; the search goes on without it
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # of anyone's attack or rule; the search goes on without it
         return broken(error)
 
 
@@ -173,7 +231,7 @@ def halved(specs: Sequence[Spec], together: Callable[[Sequence[Spec]], list[T]],
         return [one(spec) for spec in specs]
     try:
         return together(specs)
-    except Exception:  # noqa: BLE001  # whatever it was, it comes again where it belongs
+    except (Exception, SystemExit):  # noqa: BLE001  # whatever it was, it comes again where it belongs
         half = len(specs) // 2
     # Out here the error is gone, and with it the memory of what it broke.
     return [*halved(specs[:half], together, one), *halved(specs[half:], together, one)]
@@ -184,11 +242,11 @@ def outcome_of(result: Result) -> Outcome:
     return Outcome("done", result.accuracy, result.byzantine_selected, result.honest_rejected)
 
 
-def broken(error: Exception) -> Outcome:
+def broken(error: BaseException) -> Outcome:
     """What came of a run that raised."""
     if isinstance(error, SpecError):
-        return Outcome("skipped", message=str(error))
-    return Outcome("failed", message=f"{type(error).__name__}: {error}")
+        return Outcome("skipped", message=checks.told(error))
+    return Outcome("failed", message=f"{type(error).__name__}: {checks.told(error)}")
 
 
 def _serve(line: Connection, compute: Compute, one: One) -> None:
@@ -197,7 +255,9 @@ def _serve(line: Connection, compute: Compute, one: One) -> None:
     try:
         torch.set_num_threads(compute.threads or 1)
         while True:
-            line.send(one(line.recv(), compute))
+            spec = line.recv()
+            line.send(None)
+            line.send(one(spec, compute))
     except (EOFError, ConnectionError, KeyboardInterrupt):
         return
 

@@ -1,5 +1,6 @@
 """About how long runs take on a device, from rounds measured elsewhere and a second of measuring here."""
 
+import math
 import time
 from collections.abc import Iterable
 
@@ -27,10 +28,12 @@ CUDA = {
 benchmarks/budget-cuda.csv; on CUDA with many runs at once."""
 
 ROUNDS = {"digits": 267, "fashion": 1500, "mnist": 1500, "usps": 455, "colorectal": 287}
+"""Rounds of a run unless it says otherwise, with batches of 16; with larger ones as much fewer."""
+
 IDLE = ("gaussian", "local-poisoning", "a-little", "inner")
 """Attacks whose workers compute nothing."""
 
-MEASURED = {"workers": 20, "sigma": 3.0, "sigma_base": 3.0, "epsilon": 100.0, "aggregator": "two-stage"}
+MEASURED = {"workers": 20, "batch": 16, "sigma": 3.0, "sigma_base": 3.0, "epsilon": 100.0, "aggregator": "two-stage"}
 ANCHOR = 4.6
 """Milliseconds of a round on digits with 20 honest and 30 Byzantine workers, where the numbers for CPUs are from."""
 
@@ -45,7 +48,8 @@ def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0) -> float |
         honest = spec.workers or data.SOURCES[spec.dataset].workers
         attack = spec.canonical()["attack"]["name"]
         busy = honest + (0 if attack in IDLE else spec.count_byzantine(honest))
-        total += (spec.rounds or ROUNDS[spec.dataset]) * (least + each * busy) / 1000
+        rounds = spec.rounds or math.ceil(ROUNDS[spec.dataset] * 16 / spec.batch)
+        total += rounds * (least + each * busy) / 1000
     return total * slowness
 
 

@@ -28,6 +28,7 @@ REASON_COLORS = {
     Reason.SCORE: "#9aa5b1",
     Reason.EVIDENCE: "#cc4a00",
     Reason.DEPENDENT: "#b8609a",
+    Reason.MISSING: "#ffffff",
 }
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,

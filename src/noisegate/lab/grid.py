@@ -2,17 +2,19 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from noisegate import checks
-from noisegate.errors import SpecError
-from noisegate.lab.spec import FLAGS_ONLY, Spec, make_spec, read_settings
+from noisegate.errors import SpecError, StoreError
+from noisegate.lab.plain import AnySpec, PlainSpec, names_a_stranger, plain_spec
+from noisegate.lab.spec import FLAGS_ONLY, PARTS, Spec, make_spec, read_settings
 
 MOST_RUNS = 100_000
+S = TypeVar("S", Spec, Spec | PlainSpec)
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,14 @@ class Grid:
 
     def specs(self) -> list[Spec]:
         """The distinct specs. The setting that is named last varies fastest."""
-        found: dict[str, Spec] = {}
+        return self._made(make_spec)
+
+    def _made(self, make: Callable[[Mapping[str, Any], str], S]) -> list[S]:
+        found: dict[str, S] = {}
         for values in product(*self.axes.values()):
             chosen = dict(zip(self.axes, values, strict=True))
             try:
-                spec = make_spec({**self.settings, **chosen}, self.where)
+                spec = make({**self.settings, **chosen}, self.where)
             except SpecError as error:
                 told = str(error).removeprefix(f"{self.where}: ")
                 picked = ", ".join(f"{key} = {value!r}" for key, value in chosen.items())
@@ -77,3 +82,14 @@ def read_grid(path: Path) -> Grid:
 def read_sweep(path: Path) -> list[Spec]:
     """The distinct specs of a sweep in a TOML file. Only what is under [sweep] varies."""
     return read_grid(Path(path)).specs()
+
+
+def plain_specs(path: Path) -> list[AnySpec]:
+    """The same with nothing imported, for those who only look. StoreError if a stranger's part varies or is named."""
+    grid = read_grid(path)
+    if any(names_a_stranger(entry) for part in PARTS for entry in (grid.settings.get(part), grid.axes.get(part))):
+        raise StoreError(
+            f"{path}: names a part of your own, and what is to be run with it is not listed in specs.json; "
+            "`noisegate sweep` writes that file"
+        )
+    return grid._made(plain_spec)

@@ -1,70 +1,27 @@
 """Run a spec from beginning to end."""
 
-import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from noisegate.aggregators import Robust
 from noisegate.compute import Compute
-from noisegate.data import Dataset, own_path
-from noisegate.errors import StoreError
+from noisegate.data import Dataset
+from noisegate.lab.checkpoints import Identity
+from noisegate.lab.key import Fingerprint, fingerprint
+from noisegate.lab.result import Result, stored, summarize
 from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.lab.spec import Spec
 from noisegate.lab.store import RunFolder
 from noisegate.models import check_module
-from noisegate.simulate import Federation, Progress, Training, abreast, shares, start
+from noisegate.simulate import Progress, Training, abreast, start
 from noisegate.vectors import Loss, cross_entropy
 
 Watch = Callable[[Progress, int], None]
 """Called with the progress and the number of all rounds: after every round, on a CUDA device every so often."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a run found. Everything but `seconds` and `ms_per_round` is the same whenever the spec is.
-
-    accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
-    honest_rejected: share of honest uploads refused by tests. byzantine_selected: share of the uploads used that were
-    Byzantine. epsilon: the largest of the honest workers' own (worker_epsilons, by position), None without any noise;
-    accountant is "stated" if it could not be checked. believed_byzantine: how many liars the aggregator reckons with,
-    if it asks.
-    seconds: of all rounds, without pauses.
-    """
-
-    accuracy: float
-    best_accuracy: float
-    curve: list[dict[str, Any]]
-    epsilon: float | None
-    delta: float
-    sigma: float
-    rounds: int
-    workers: int
-    byzantine: float
-    byzantine_workers: int
-    attack: str
-    aggregator: str
-    believed_byzantine: int | None
-    dataset: str
-    model: str
-    parameters: int
-    seed: int
-    honest_rejected: float
-    byzantine_selected: float
-    accountant: str
-    worker_epsilons: list[float]
-    spec: dict[str, Any]
-    seconds: float
-    ms_per_round: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
-        return asdict(self)
 
 
 def run(
@@ -77,27 +34,30 @@ def run(
     out: Path | str | None = None,
     resume: bool = False,
     watch: Watch | None = None,
+    label: str | None = None,
 ) -> Result:
     """Run `spec` and give its result; with `out`, leave a run folder that can be resumed.
 
-    dataset, model, loss: your own, instead of those the spec names. watch: called after every round.
+    dataset, model, loss: your own, instead of those the spec names. watch: called after every round. label: stands for
+    the code of model and loss where it cannot be read: runs with other code need another one, or they share noise.
     """
     spec, compute = spec or Spec(), compute or Compute()
-    folder = RunFolder(Path(out)) if out is not None else None
     if model is not None:
         check_module(model)
-    inputs = fingerprint(spec, dataset, model) if folder else ""
-    if folder:
-        folder.check(spec, resume, inputs)
-        if resume and (found := folder.result()) is not None:
-            return stored(found, folder)
-    with compute.exact():
-        setup = prepare(spec, compute, dataset, model, loss)
+    inputs = fingerprint(spec, dataset, model, loss, label) if out is not None else None
+    folder = _folder(out, spec, inputs) if out is not None else None
+    if folder and (found := _done(folder, spec, resume)) is not None:
+        return found
+    with compute.exact(), ExitStack() as held:
+        setup = prepare(spec, compute, dataset, model, loss, label=label)
         progress = start(setup.federation)
         with compute.threads_for(floats=progress.state.uploads.numel()):
             if folder:
-                folder.begin(spec, resume, inputs, setup.x_test.device)
-                progress = folder.checkpoint(setup.federation) or progress
+                held.enter_context(folder.held())
+                if (found := _done(folder, spec, resume)) is not None:  # by another process, just now
+                    return found
+                folder.begin(spec, resume, setup.x_test.device)
+                progress = (folder.checkpoint(setup.federation) or progress).skip_reserved()
             return _play(spec, setup, progress, folder, watch, compute.graph)
 
 
@@ -120,18 +80,21 @@ def run_together(
     all took.
     """
     compute = compute or Compute()
-    folders: list[RunFolder | None] = [None] * len(specs)
-    if outs is not None:
-        folders = [RunFolder(Path(out)) for out in outs]
-    if compute.resolve().type == "cpu":
+    places: Sequence[Path | None] = [None] * len(specs) if outs is None else outs
+    if compute.resolve().type == "cpu" or any(spec.secret for spec in specs):  # which are saved as they go
         return [
-            run(spec, compute=compute, dataset=dataset, out=folder.path if folder else None, resume=resume, watch=watch)
-            for spec, folder in zip(specs, folders, strict=True)
+            run(spec, compute=compute, dataset=dataset, out=out, resume=resume, watch=watch)
+            for spec, out in zip(specs, places, strict=True)
         ]
-    with compute.exact():
+    with compute.exact(), ExitStack() as held:
         shared = SharedData()
+        folders = [
+            _folder(out, spec, fingerprint(spec, dataset)) if out is not None else None
+            for spec, out in zip(specs, places, strict=True)
+        ]
         members = [
-            _member(spec, folder, resume, compute, dataset, shared) for spec, folder in zip(specs, folders, strict=True)
+            _member(spec, folder, resume, compute, dataset, (shared, held))
+            for spec, folder in zip(specs, folders, strict=True)
         ]
         playing = [member for member in members if isinstance(member, _Member)]
         began = time.perf_counter()
@@ -166,49 +129,44 @@ class _Member:
 
     def finish(self, seconds: float) -> Result:
         progress = self.settled(seconds)
-        result = _summarize(self.spec, self.setup, progress)
+        result = summarize(self.spec, self.setup, progress)
         if self.folder:
             self.folder.finish(self.setup.federation, progress, result.as_dict())
         return result
 
 
 def _member(
-    spec: Spec, folder: RunFolder | None, resume: bool, compute: Compute, dataset: Dataset | None, shared: SharedData
+    spec: Spec,
+    folder: RunFolder | None,
+    resume: bool,
+    compute: Compute,
+    dataset: Dataset | None,
+    common: tuple[SharedData, ExitStack],
 ) -> "_Member | Result":
-    """A run that is ready to go on, or the result that is there already."""
-    inputs = fingerprint(spec, dataset, None) if folder else ""
-    if folder:
-        folder.check(spec, resume, inputs)
-        if resume and (found := folder.result()) is not None:
-            return stored(found, folder)
+    """A run that is ready to go on, or the result that is there already. common: data, and what holds the folders."""
+    shared, held = common
+    if folder and (found := _done(folder, spec, resume)) is not None:
+        return found
     setup = prepare(spec, compute, dataset, shared=shared)
     progress = start(setup.federation)
     if folder:
-        folder.begin(spec, resume, inputs, setup.x_test.device)
+        held.enter_context(folder.held())
+        if (found := _done(folder, spec, resume)) is not None:
+            return found
+        folder.begin(spec, resume, setup.x_test.device)
         progress = folder.checkpoint(setup.federation) or progress
     return _Member(spec, setup, _training(setup, progress, compute.graph), folder, progress.seconds)
 
 
-def fingerprint(spec: Spec, dataset: Dataset | None, model: nn.Module | None) -> str:
-    """A sum over the data and the model that the spec does not determine; "" if it determines them all.
+def _folder(out: Path | str, spec: Spec, inputs: Fingerprint | None) -> RunFolder:
+    return RunFolder(Path(out), Identity.of(spec, inputs))
 
-    A loss cannot be summed: resume with the one you started with.
-    """
-    tensors: list[Tensor] = []
-    digest = hashlib.sha256()
-    if dataset is not None:
-        tensors += [dataset.x, dataset.y, dataset.x_test, dataset.y_test]
-    elif (path := own_path(spec.dataset)) and path.is_file():
-        digest.update(path.read_bytes())
-    elif model is None:
-        return ""
-    if model is not None:
-        digest.update(str(model).encode())
-        tensors += model.state_dict().values()
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+
+def _done(folder: RunFolder, spec: Spec, resume: bool) -> Result | None:
+    """What the folder holds already, if that is wanted; StoreError if it holds something else."""
+    folder.check(spec, resume)
+    found = folder.result(spec) if resume else None
+    return None if found is None else stored(found, folder)
 
 
 def reference(spec: Spec) -> Spec:
@@ -230,82 +188,29 @@ def _play(
 ) -> Result:
     """Play to the end. An interruption saves where the run stands, after the last whole round."""
     training, saved = _training(setup, progress, graph), len(progress.curve)
-    began = time.perf_counter() - progress.seconds
+    began, reserved = time.perf_counter() - progress.seconds, 0
 
     def timed(progress: Progress) -> Progress:
-        return replace(progress, seconds=time.perf_counter() - began)
+        return replace(progress, seconds=time.perf_counter() - began, reserved=reserved)
 
     try:
-        for now in training:
-            if folder and len(now.curve) > saved:
-                saved = len(now.curve)
-                folder.save(timed(training.settled(wait=True)))
+        while not training.over:
+            # A secret run says which rounds it draws for before it does, so that it never draws for one twice.
+            reserve = spec.secret and training.played + training.stride() > reserved
+            if folder and (reserve or len(training.settled().curve) > saved):
+                now = training.settled(wait=True)
+                saved, reserved = len(now.curve), training.played + setup.evaluate_every if spec.secret else 0
+                folder.save(timed(now))
+            abreast([training])
             if watch:
-                watch(timed(now), training.federation.rounds)
+                watch(timed(training.settled()), training.federation.rounds)
     except KeyboardInterrupt:
+        reserved = training.begun if spec.secret else 0
         if folder:
             folder.save(timed(training.settled(wait=True)))
         raise
     progress = timed(training.settled(wait=True))
-    result = _summarize(spec, setup, progress)
+    result = summarize(spec, setup, progress)
     if folder:
         folder.finish(setup.federation, progress, result.as_dict())
     return result
-
-
-def _summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
-    federation, promise = setup.federation, setup.privacy
-    rejected, selected = shares(federation, progress.reasons)
-    curve = list(progress.curve)
-    return Result(
-        accuracy=curve[-1]["accuracy"],
-        best_accuracy=max(line["accuracy"] for line in curve),
-        curve=curve,
-        epsilon=promise.epsilon,
-        delta=promise.delta,
-        sigma=promise.sigma,
-        rounds=federation.rounds,
-        workers=_count(~federation.byzantine),
-        byzantine=_count(federation.byzantine) / len(federation.byzantine),
-        byzantine_workers=_count(federation.byzantine),
-        attack=spec.canonical()["attack"]["name"],
-        aggregator=spec.canonical()["aggregator"]["name"],
-        believed_byzantine=believed_byzantine(federation),
-        dataset=setup.dataset,
-        model=setup.model,
-        parameters=federation.model.d,
-        seed=spec.seed,
-        honest_rejected=rejected,
-        byzantine_selected=selected,
-        accountant=promise.accountant,
-        worker_epsilons=list(promise.worker_epsilons),
-        spec=spec.canonical(),
-        seconds=progress.seconds,
-        ms_per_round=1e3 * progress.seconds / federation.rounds,
-    )
-
-
-def stored(found: dict[str, Any], folder: RunFolder) -> Result:
-    """The result that a folder holds."""
-    if not isinstance(found, dict):
-        raise StoreError(
-            f"{folder.path}: its result.json is damaged; remove it, or run without --resume, to start afresh"
-        )
-    found.setdefault("believed_byzantine", None)  # which results of version 0.1.0 do not tell
-    names = [entry.name for entry in fields(Result)]
-    if missing := [name for name in names if name not in found]:
-        raise StoreError(
-            f"{folder.path}: its result.json lacks {', '.join(missing)}; "
-            "remove it, or run without --resume, to start afresh"
-        )
-    return Result(**{name: found[name] for name in names})
-
-
-def believed_byzantine(federation: Federation) -> int | None:
-    """How many liars the rule reckons with; None for a rule that does not ask."""
-    rule = federation.rule
-    return rule.reckoned(len(federation.byzantine), federation.believed_honest) if isinstance(rule, Robust) else None
-
-
-def _count(mask: Tensor) -> int:
-    return int(torch.count_nonzero(mask))

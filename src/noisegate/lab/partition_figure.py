@@ -10,6 +10,9 @@ from noisegate.compute import Compute
 from noisegate.lab.setup import prepare
 from noisegate.lab.spec import Spec
 
+PRIVATE = "private: exact shares of labels in each worker's data, with no privacy at all; not to be published"
+"""What is said wherever the figure or its numbers are shown."""
+
 WHERE = "Figure of the supplement: simulated non-i.i.d. distribution of MNIST to 20 workers"
 
 
@@ -47,7 +50,7 @@ def figure(found: Distribution) -> str:
     chart = go.Figure(bars)
     chart.update_layout(
         barmode="stack",
-        title=f"{found.dataset}: classes that each worker holds",
+        title=f"{found.dataset}: classes that each worker holds<br><sup>{PRIVATE}</sup>",
         xaxis={"title": "share of the worker's examples", "range": [0, 1]},
         yaxis={"autorange": "reversed"},
         template="plotly_white",

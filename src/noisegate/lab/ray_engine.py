@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from noisegate.checks import refuse
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
 from noisegate.lab.crew import GRACE, Crew, One, Several
@@ -31,9 +32,16 @@ class RayCrew(Crew):
     """
 
     def __init__(
-        self, compute: Compute, jobs: int | None = None, one: One | None = None, several: Several | None = None
+        self,
+        compute: Compute,
+        jobs: int | None = None,
+        one: One | None = None,
+        several: Several | None = None,
+        time_limit: float | None = None,
     ) -> None:
         super().__init__(compute, jobs, one, several)
+        if time_limit is not None:  # a task may wait for its turn for hours, and nobody tells when it has begun
+            raise refuse("time_limit", time_limit, "cannot be kept with engine = 'ray'; use --engine local")
         try:
             self.ray: Any = importlib.import_module("ray")
         except ImportError:

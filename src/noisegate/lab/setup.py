@@ -2,16 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
-from noisegate import data, privacy
+from noisegate import data
 from noisegate.aggregators import AGGREGATORS, Robust
 from noisegate.compute import Compute
 from noisegate.data import Dataset
-from noisegate.errors import DataError, PrivacyError, SpecError
+from noisegate.entropy import Secret
+from noisegate.errors import DataError, SpecError
+from noisegate.lab.identity import digest_data, digest_run
+from noisegate.lab.promise import Privacy, Roster, make_promise, signs_of
 from noisegate.lab.spec import Spec
 from noisegate.models import build_model, check_module
 from noisegate.sampling import SAMPLINGS, Sampling
@@ -19,10 +21,7 @@ from noisegate.simulate import Federation
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
 from noisegate.views import Rule, Worker
-from noisegate.workers import choose_sums
-
-BASE_EPSILON = 2.0
-"""The budget whose noise the base rate is tuned for (the paper's one-dimensional tuning)."""
+from noisegate.workers import Company, choose_sums
 
 DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
 """For data that a user brings."""
@@ -30,32 +29,10 @@ DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
 GRADIENT_COPIES = 8
 """Floats per parameter that a gradient takes on the direct way: itself, mixed and scaled in float64, and the rest."""
 
-MECHANISMS = ("gaussian", "signs")
 MOST_WORKERS = 100_000
 EVALUATIONS = 20
 MOST_KNOWN = 256
 """Most examples by which an adversary estimates the gradient."""
-
-NOT_PRIVATE = "none"
-"""The accountant's name where there is no noise, and so no epsilon."""
-
-STATED = "stated"
-"""The accountant's name where epsilon was given with sigma and could not be checked for want of dp-accounting."""
-
-
-@dataclass(frozen=True)
-class Privacy:
-    """The noise of a run and what it promises: epsilon is the largest of `worker_epsilons`, the honest workers' own.
-
-    Without noise nothing is promised: epsilon is None.
-    """
-
-    sigma: float
-    sigma_base: float
-    epsilon: float | None
-    delta: float
-    accountant: str
-    worker_epsilons: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -76,6 +53,7 @@ class SharedData:
 
     def __init__(self) -> None:
         self._read: dict[tuple[str, int], Dataset] = {}
+        self._digests: dict[int, tuple[Dataset, str]] = {}
         self._moved: dict[tuple[int, torch.device], tuple[Dataset, tuple[Tensor, ...]]] = {}
 
     def load(self, spec: Spec) -> Dataset:
@@ -93,6 +71,12 @@ class SharedData:
             self._read[name, 0] = data.load(name, stream(0, "test-split"))
         return self._read[name, 0]
 
+    def digest(self, dataset: Dataset) -> str:
+        """`digest_data` of it."""
+        if id(dataset) not in self._digests:
+            self._digests[id(dataset)] = dataset, digest_data(dataset)
+        return self._digests[id(dataset)][1]
+
     def on(self, device: torch.device, dataset: Dataset) -> tuple[Tensor, ...]:
         """(x, y, x_test, y_test) there."""
         key = id(dataset), device  # the entry keeps the data set, so that its id stays its own
@@ -109,8 +93,11 @@ def prepare(
     module: nn.Module | None = None,
     loss: Loss = cross_entropy,
     shared: "SharedData | None" = None,
+    label: str | None = None,
 ) -> Setup:
     """Everything a run needs. `dataset` and `module` take the place of the spec's names.
+
+    label: stands for the code of module and loss, where it cannot be read (`noisegate.lab.identity`).
 
     shared: data that other runs brought to the device, and a place for those that this one brings.
     """
@@ -143,14 +130,14 @@ def prepare(
     pool = pool if source is dataset else torch.arange(len(dataset.y))
     parts, lying = _deal(spec, pool, dataset.y[pool], honest, byzantine)
     sizes = [len(part) for part, lies in zip(parts, lying.tolist(), strict=True) if not lies]
-    if min(sizes) < spec.batch:
+    declared = spec.declared or round(sum(sizes) / honest)
+    sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
+    if (fewest := min(sampling.priced(sizes, declared))) < spec.batch:
         raise DataError(
-            f"batch = {spec.batch}: the smallest of {honest} workers has only {min(sizes)} examples; "
-            "lower batch or workers"
+            f"batch = {spec.batch}: the smallest of {honest} workers has only {fewest} examples; lower batch or workers"
         )
     epochs = defaults.epochs if defaults else DEFAULT_EPOCHS
     rounds = spec.rounds or math.ceil(epochs * math.ceil(len(pool) / honest) / spec.batch)
-    sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
 
     if module is None:
         name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
@@ -159,15 +146,19 @@ def prepare(
         name = type(module).__name__
         check_module(module)
     model = FlatModel(module, loss, device)
-    promise = _promise(spec, sizes, rounds, sampling, _signs(worker, model.d))
+    promise = make_promise(spec, sampling, Roster(sizes, declared, rounds, signs_of(worker, model.d)))
+    promise = promise.with_copies(_copies(spec, parts, lying))
+    examples = shared.digest(dataset), shared.digest(source)
+    made_of = digest_run(examples, module, loss, (attack, rule, worker), label)
     x, y, x_test, y_test = shared.on(device, dataset)
     surrogate = _surrogate(spec, parts, lying, dataset).to(device)
     known = _held_by_liars(spec, parts, lying, "known")[:MOST_KNOWN].to(device)
     memory = compute.scratch()
     chunk = max(1, min(compute.chunk, memory // (4 * GRADIENT_COPIES * model.d)))
+    company = Company(spec.batch, honest + byzantine, memory, spec.seed)
     federation = Federation(
         model=model,
-        sums=choose_sums(model, model.initial(), x[:4], y[:4], chunk=chunk),
+        sums=choose_sums(model, model.initial(), x, y, chunk=chunk, company=company),
         worker=worker,
         sampling=sampling,
         attack=attack,
@@ -190,7 +181,9 @@ def prepare(
         believed_honest=believed,
         rounds=rounds,
         seed=spec.seed,
-        name=spec.name(),
+        declared=declared,
+        name=f"{spec.name()}/{made_of}",
+        secret=Secret(device) if spec.secret else None,
         memory=memory,
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
@@ -255,53 +248,16 @@ def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:
     return data.non_iid(y, honest, rng) if spec.non_iid else data.iid(y, honest, rng)
 
 
-def _signs(worker: Worker, d: int) -> int:
-    """How many signs a worker flips in a round; 0 if it adds Gaussian noise. What else it does has no known price."""
-    if worker.mechanism not in MECHANISMS:
-        raise SpecError(
-            f"worker: its mechanism is {worker.mechanism!r}, which cannot be priced; it must be one of "
-            f"{', '.join(map(repr, MECHANISMS))}"
-        )
-    return d if worker.mechanism == "signs" else 0
+def _copies(spec: Spec, parts: list[Tensor], lying: Tensor) -> int:
+    """How many workers that follow the protocol hold the same example, at most.
 
-
-def _promise(spec: Spec, sizes: list[int], rounds: int, sampling: Sampling, signs: int) -> Privacy:
-    """Calibrate, or check the noise that was given. Never less noise than the budget needs, never a guess."""
-    asked = {
-        "rounds": rounds,
-        "sampling": sampling,
-        "delta": spec.delta,
-        "accountant": spec.accountant,
-        "signs": signs,
-    }
-    delta = spec.delta or privacy.default_delta(min(sizes))
-    if spec.sigma == 0:
-        if signs:
-            raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")
-        return Privacy(0.0, spec.sigma_base or 0.0, None, delta, NOT_PRIVATE, ())
-    if spec.sigma is None:
-        budget = spec.epsilon or BASE_EPSILON
-        sigma, own = privacy.worst_sigma(budget, sizes, **asked)  # type: ignore[arg-type]
-    elif spec.epsilon is not None and find_spec("dp_accounting") is None:
-        privacy.ask_of(min(sizes), **asked)  # type: ignore[arg-type]  # what has no price cannot be stated either
-        base = spec.sigma_base or _need("sigma_base")
-        return Privacy(spec.sigma, base, spec.epsilon, delta, STATED, (spec.epsilon,) * len(sizes))
-    else:
-        sigma = spec.sigma
-        own = {size: privacy.epsilon(sigma, examples=size, **asked) for size in set(sizes)}  # type: ignore[arg-type]
-        if spec.epsilon is not None and max(own.values()) > spec.epsilon:
-            raise PrivacyError(
-                f"sigma = {sigma:g}: spends epsilon {max(own.values()):.4f}, more than the {spec.epsilon:g} asked for; "
-                "leave sigma out to have it calibrated"
-            )
-    base = spec.sigma_base or privacy.worst_sigma(BASE_EPSILON, sizes, **asked)[0]  # type: ignore[arg-type]
-    return Privacy(sigma, base, max(own.values()), delta, spec.accountant, tuple(own[size] for size in sizes))
+    Byzantine workers hold examples drawn from the whole pool. Where nobody attacks they are honest workers more.
+    """
+    honest = spec.canonical()["attack"]["name"] == "none"
+    held = [part for part, lies in zip(parts, lying.tolist(), strict=True) if honest or not lies]
+    return int(torch.cat(held).bincount().max())
 
 
 def _ceil(value: float) -> int:
     """Up to the next whole number, at least 1, without what floating point adds (0.07 * 100 is above 7)."""
     return max(1, math.ceil(round(value, 9)))
-
-
-def _need(name: str) -> float:
-    raise SpecError(f"{name}: dp-accounting is not installed here, so {name} must be given beside sigma and epsilon")

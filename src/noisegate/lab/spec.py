@@ -9,15 +9,16 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
 from noisegate.catalog import build, find, settle, typed
+from noisegate.data import SOURCES
 from noisegate.errors import SpecError
-from noisegate.privacy import ACCOUNTANTS
+from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.sampling import SAMPLINGS
 from noisegate.views import Attack, Rule, Worker
 from noisegate.workers import WORKERS
@@ -28,8 +29,11 @@ Part = str | Mapping[str, Any]
 BEST = "fortified"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
+MOST_BYTES, MOST_DEPTH = 2**20, 32
+"""Of a file of settings."""
+
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from",)
+LATER = ("auxiliary_from", "declared", "secret")
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -40,19 +44,23 @@ class Spec:
     """A run, but for where and how fast it computes. None means: the data set's default, or computed.
 
     dataset: a name of `noisegate list datasets` or a path to an .npz. model: a name of `noisegate list models`.
-    epsilon, delta: the budget of every worker; 2 and |D_i|^-1.1 unless given. sigma: noise multiplier, instead of
+    epsilon, delta: the budget of every worker; 2 unless given, and 1e-5 or a tenth of 1 / declared, if that is less.
+    delta = "paper" is the paper's, declared^-1.1. declared: the public number of examples that every worker is taken to
+    hold, from which the sampling rate comes; the honest workers' mean unless given. sigma: noise multiplier, instead of
     epsilon or beside it. sigma_base: the multiplier of epsilon 2, by which the rate scales. rate: the base rate eta_b.
     workers: honest ones. byzantine: their share of all workers. attack_start: share of the run before the attack
     begins; attack_asleep: what it does until then. gamma: the share the server believes honest. non_iid: the paper's
     partition; dirichlet: the concentration of another. auxiliary: the server's examples per class; auxiliary_from: the
     data set that they are from, if not the workers'. A sigma of 0 is no noise and no privacy.
-    batch, worker, rate: 16, "normalized" and 0.2, unless the aggregator goes with others (`guerraoui` and its like).
+    secret: noise and batches come from the operating system, and nobody can draw them again: for what is published.
+    batch, worker, rate: 16, "normalized" and 0.2, unless the data set has others (digits), or the aggregator goes with
+    others (`guerraoui` and its like), which come first.
     """
 
     dataset: str = "digits"
     model: str | None = None
     epsilon: float | None = None
-    delta: float | None = None
+    delta: float | Literal["paper"] | None = None
     sigma: float | None = None
     sigma_base: float | None = None
     accountant: str = "pld"
@@ -74,13 +82,15 @@ class Spec:
     evaluate_every: int | None = None
     seed: int = 1
     auxiliary_from: str | None = None
+    declared: int | None = None
+    secret: bool = False
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
-        partner = partner_of(self.aggregator)
-        for name, default in DEFAULTS.items():
+        usual = DEFAULTS | usual_of(self.dataset) | partner_of(self.aggregator)
+        for name in DEFAULTS:
             if getattr(self, name) is None:
-                object.__setattr__(self, name, partner.get(name, default))
+                object.__setattr__(self, name, usual[name])
         for name in self.__dataclass_fields__:
             object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
         for name, table in PARTS.items():  # one form for each part, so that equal specs compare equal
@@ -88,26 +98,28 @@ class Spec:
         checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         if self.attack_start == 0:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
-        for name in ("epsilon", "delta", "sigma_base", "dirichlet"):
+        for name in ("epsilon", "dirichlet"):
             _optional(checks.positive, name, getattr(self, name))
+        _optional(checks.moderate, "sigma_base", self.sigma_base)
+        if self.sigma == 0 and self.secret:
+            raise checks.refuse("secret", True, "needs noise, and sigma = 0 is none; leave one of them out")
         if self.sigma != 0:
-            _optional(checks.positive, "sigma", self.sigma)
+            _optional(checks.moderate, "sigma", self.sigma)
         elif self.epsilon is not None:
             raise checks.refuse("epsilon", self.epsilon, "cannot be kept with sigma = 0; leave one of them out")
-        for name in ("workers", "rounds", "evaluate_every"):
+        for name in ("workers", "rounds", "evaluate_every", "declared"):
             _optional(checks.count, name, getattr(self, name))
         if self.rounds is not None and self.rounds > MOST_ROUNDS:
             raise checks.refuse("rounds", self.rounds, f"must be at most {MOST_ROUNDS}")
         if self.sampling == "fixed" and self.accountant == "pld":
             raise checks.refuse("accountant", "pld", 'cannot price sampling = "fixed"; use accountant = "rdp"')
-        if self.delta is not None and self.delta >= 1:
-            raise checks.refuse("delta", self.delta, "must be below 1")
+        delta_of(self.delta, self.declared or 2)
         if self.gamma is not None and not 0 < self.gamma <= 1:
             raise checks.refuse("gamma", self.gamma, "must be above 0 and at most 1")
         checks.one_of(ACCOUNTANTS, accountant=self.accountant)
         checks.one_of(SAMPLINGS, sampling=self.sampling)
         checks.count(batch=self.batch, auxiliary=self.auxiliary)
-        checks.positive(rate=self.rate)
+        checks.moderate(rate=self.rate)
         checks.fraction(byzantine=self.byzantine)
         checks.share(attack_start=self.attack_start)
         if self.non_iid and self.dirichlet is not None:
@@ -149,7 +161,7 @@ class Spec:
         """Every setting; parts as tables. Equal specs have equal canonical forms."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in LATER:
-            if settings[name] is None:  # so that a run's name is what it was before there was such a setting
+            if settings[name] in (None, False):  # so that a run's name is what it was before there was such a setting
                 del settings[name]
         for name in PARTS:
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])
@@ -157,8 +169,7 @@ class Spec:
 
     def name(self) -> str:
         """Data set and the first 12 digits of the canonical form's sha256: the run's default folder."""
-        digest = hashlib.sha256(json.dumps(self.canonical(), sort_keys=True).encode()).hexdigest()
-        return f"{Path(self.dataset).stem}-{digest[:12]}"
+        return name_of(self.canonical())
 
     def to_toml(self) -> str:
         """The spec as a file that `read_spec` reads back."""
@@ -166,13 +177,30 @@ class Spec:
         return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
 
 
-def partner_of(aggregator: Any) -> Mapping[str, Any]:
+def name_of(canonical: Mapping[str, Any]) -> str:
+    """The name of the run with this canonical form.
+
+    Runs of the paper's delta keep their names: before there was a choice, no delta meant the paper's.
+    """
+    delta = canonical.get("delta")
+    settings = {**canonical, "delta": "default" if delta is None else None if delta == "paper" else delta}
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
+    return f"{Path(canonical['dataset']).stem}-{digest[:12]}"
+
+
+def partner_of(aggregator: Any) -> dict[str, Any]:
     """The settings of a run that an aggregator goes with, where the user gives none."""
     name = aggregator.get("name") if isinstance(aggregator, Mapping) else aggregator
     if not isinstance(name, str):
         return {}  # which `settle` will refuse
-    partner: Mapping[str, Any] = getattr(find("aggregator", name, AGGREGATORS), "goes_with", {})
-    return partner
+    return dict(getattr(find("aggregator", name, AGGREGATORS), "goes_with", {}))
+
+
+def usual_of(dataset: Any) -> dict[str, Any]:
+    """The batch and rate of a data set that has its own."""
+    source = SOURCES.get(dataset) if isinstance(dataset, str) else None
+    own = {"batch": source.batch, "rate": source.rate} if source else {}
+    return {name: value for name, value in own.items() if value is not None}
 
 
 def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:
@@ -190,12 +218,27 @@ def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:
 
 def read_settings(path: Path) -> dict[str, Any]:
     """The settings in a TOML file, not yet checked."""
+    where = checks.plain(str(path))
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)  # it may never end
     except OSError as error:
-        raise SpecError(f"{path}: cannot be read ({error.strerror}); give a TOML file, or flags only") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: is not valid TOML ({error})") from None
+        raise SpecError(f"{where}: cannot be read ({error.strerror}); give a TOML file, or flags only") from None
+    if len(content) > MOST_BYTES:
+        raise SpecError(f"{where}: is longer than {MOST_BYTES} bytes; give a TOML file of settings")
+    try:
+        settings = tomllib.loads(content.decode())
+    except RecursionError:
+        raise SpecError(f"{where}: is nested too deeply; settings are tables of values") from None
+    except ValueError as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
+        raise SpecError(f"{where}: is not valid TOML ({checks.plain(str(error))[: checks.MOST_SHOWN]})") from None
+    level: list[Any] = [settings]
+    for _ in range(MOST_DEPTH):
+        level = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
+        level = [value for value in level if isinstance(value, dict | list)]
+    if level:
+        raise SpecError(f"{where}: is nested more than {MOST_DEPTH} deep; settings are tables of values")
+    return settings
 
 
 def read_spec(path: Path) -> Spec:

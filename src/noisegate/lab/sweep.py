@@ -31,18 +31,19 @@ def sweep(
     engine: Engine = "local",
     compute: Compute | None = None,
     jobs: int | None = None,
+    time_limit: float | None = None,
     watch: Callable[[Cell], None] | None = None,
 ) -> list[Cell]:
     """Run what is not done yet, and give how all runs stand, in the order of `specs`.
 
     A run that breaks stops no other, and is tried again next time. What another process works on is left to it, and
     its result taken over. watch: called with each run that ends from now on.
-    engine, compute, jobs: as for `hire`.
+    engine, compute, jobs, time_limit: as for `hire`.
     """
     folder = folder if isinstance(folder, SweepFolder) else SweepFolder(Path(folder))
     distinct = {spec.name(): spec for spec in specs}
     folder.check(list(distinct.values()))
-    crew = hire(engine, folder, compute or Compute(), jobs)
+    crew = hire(engine, folder, compute or Compute(), jobs, time_limit)
     ended = {name: cell for name, spec in distinct.items() if (cell := folder.cell(spec)).status == "done"}
     mine, others = [spec for name, spec in distinct.items() if name not in ended], list[Spec]()
 
@@ -71,8 +72,10 @@ def sweep(
     return [ended[spec.name()] for spec in specs]
 
 
-def hire(engine: Engine, folder: SweepFolder, compute: Compute, jobs: int | None) -> Crew:
-    """Whoever runs the specs of a sweep.
+def hire(
+    engine: Engine, folder: SweepFolder, compute: Compute, jobs: int | None, time_limit: float | None = None
+) -> Crew:
+    """Whoever runs the specs of a sweep. time_limit: seconds that a run may take, as for `Crew`.
 
     local: processes of this machine, or runs side by side on its CUDA device. ray: tasks on the cluster of RAY_ADDRESS,
     where the folder must have the same path on every machine, or else on one of this machine alone.
@@ -80,7 +83,7 @@ def hire(engine: Engine, folder: SweepFolder, compute: Compute, jobs: int | None
     checks.one_of(ENGINES, engine=engine)
     everywhere = SweepFolder(folder.path.absolute())
     kind = RayCrew if engine == "ray" else Crew
-    return kind(compute, jobs, partial(play_one, everywhere), partial(play_several, everywhere))
+    return kind(compute, jobs, partial(play_one, everywhere), partial(play_several, everywhere), time_limit)
 
 
 def _came_of(folder: SweepFolder, spec: Spec, outcome: Outcome) -> Cell:

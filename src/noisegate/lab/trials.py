@@ -1,56 +1,57 @@
 """Runs of a search on disk: a line for each that ended, so that none has to be run again.
 
-results.jsonl  a line per run, in the order in which they ended
+results.jsonl  a line per run, in the order in which they ended, each with its own checksum
 plot.html      accuracy against the Byzantine share
 worst.toml     the spec of the worst case
 .lock          empty; locked while a search writes here
 """
 
-import json
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from noisegate.checks import plain
 from noisegate.errors import StoreError
-from noisegate.lab.launch import fingerprint
+from noisegate.lab.files import MOST_TEXT, parse, read_whole, seal, unseal, write_whole
+from noisegate.lab.key import fingerprint
+from noisegate.lab.locks import LOCK, alone
 from noisegate.lab.redteam import Outcome, Stage
 from noisegate.lab.spec import Spec
+from noisegate.lab.wellformed import fields_of
 
-try:
-    import fcntl
-except ImportError:  # not on Windows, where nothing keeps two searches apart
-    fcntl = None  # type: ignore[assignment]
-
-RESULTS, LOCK = "results.jsonl", ".lock"
+RESULTS = "results.jsonl"
 
 
 class TrialFolder:
     """What a search leaves, and finds again. Nobody else's until it is closed.
 
     how: what the numbers depend on beside the spec, as version and device; what was run otherwise is run anew.
+    A line that is damaged is dropped: its run is run anew too.
     """
 
     def __init__(self, path: Path, spec: Spec, how: str) -> None:
         self.path, self.how = path, how
-        self._inputs = fingerprint(spec, None, None)  # all runs of a search use the same data
+        inputs = fingerprint(spec, None, None)  # all runs of a search use the same data
+        self._inputs = f"-{inputs.key}-{inputs.digest[:12]}" if inputs else ""
         self._known: dict[str, Outcome] = {}
+        self._lines: list[bytes] = []
         self.strange = 0
         """Runs in the folder that were run otherwise."""
+        self.damaged = 0
+        """Lines that were dropped."""
         try:
             names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-            if names and RESULTS not in names and names != {LOCK}:  # which is all that one leaves before its first run
-                raise StoreError(f"{path}: is not empty and holds no search; choose another --out")
-            path.mkdir(parents=True, exist_ok=True)
-            with ExitStack() as held:
-                held.enter_context(_locked(path))
-                self._read()
-                self._held = held.pop_all()  # unless it could not be read
         except OSError as error:
-            raise StoreError(f"{path}: cannot be used ({error.strerror}); choose another --out") from None
+            raise StoreError(f"{plain(path)}: cannot be used ({error.strerror}); choose another --out") from None
+        known = {RESULTS, LOCK, f".{RESULTS}.part"}  # all that one leaves before its first run
+        if names and RESULTS not in names and not names <= known:
+            raise StoreError(f"{plain(path)}: is not empty and holds no search; choose another --out")
+        with ExitStack() as held:
+            held.enter_context(alone(path))
+            self._read()
+            self._held = held.pop_all()  # unless it could not be read
 
     def __enter__(self) -> "TrialFolder":
         return self
@@ -70,58 +71,49 @@ class TrialFolder:
         return None if found is None or found.status == "failed" else found
 
     def add(self, spec: Spec, stage: Stage, outcome: Outcome) -> None:
-        """Keep a run."""
+        """Keep a run. All lines are written anew: a disk that is full leaves the old ones, and none in part."""
         line = {"key": self._key(spec), "how": self.how, "stage": stage, **asdict(outcome), "spec": spec.canonical()}
-        self._known[self._key(spec)] = outcome
-        self._guarded(RESULTS, (json.dumps(line) + "\n").encode(), append=True)
+        lines = [*self._lines, seal(line, indent=None)]
+        self.write(RESULTS, b"".join(lines))
+        self._lines, self._known[self._key(spec)] = lines, outcome
 
-    def write(self, name: str, content: str) -> Path:
+    def write(self, name: str, content: str | bytes) -> Path:
         """A file that is whole once it exists."""
-        part = f".{name}.part"
-        self._guarded(part, content.encode(), append=False)
-        (self.path / part).replace(self.path / name)
+        write_whole(self.path / name, content.encode() if isinstance(content, str) else content, f".{name}.part")
         return self.path / name
 
     def _key(self, spec: Spec) -> str:
-        return f"{spec.name()}-{self._inputs[:12]}" if self._inputs else spec.name()
+        return f"{spec.name()}{self._inputs}"
 
     def _read(self) -> None:
-        path = self.path / RESULTS
-        content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]  # a line without an end was cut off as it was written
-        if whole != content:
-            self.write(RESULTS, whole.decode())
-        for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            content = read_whole(self.path / RESULTS, MOST_TEXT)
+        except FileNotFoundError:
+            return
+        lines = content.splitlines(keepends=True)
+        torn = bool(lines) and not lines[-1].endswith(b"\n")
+        for line in lines:
             try:
-                found: dict[str, Any] = json.loads(line)
-                outcome = Outcome(**{name: found[name] for name in Outcome.__dataclass_fields__})
-                if found["how"] == self.how:
-                    self._known[found["key"]] = outcome
-                else:
-                    self.strange += 1
-            except (ValueError, LookupError, TypeError):
-                raise StoreError(f"{path}: line {number} is damaged; remove it, or choose another --out") from None
+                self._take(line)
+                self._lines.append(line)
+            except StoreError:
+                self.damaged += 1
+        if self.damaged > torn and not self._lines:  # then it is somebody else's, and not ours to change
+            raise StoreError(f"{plain(self.path / RESULTS)}: no line of it is of a search; choose another --out")
+        if self.damaged:
+            self.write(RESULTS, b"".join(self._lines))
 
-    def _guarded(self, name: str, content: bytes, append: bool) -> None:
-        try:
-            with (self.path / name).open("ab" if append else "wb", buffering=0) as file:
-                file.write(content)
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise StoreError(
-                f"{self.path / name}: cannot be written ({error.strerror}); make room or choose another --out"
-            ) from None
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Keep other searches out of a folder; the system unlocks it if this process ends in any other way."""
-    with (path / LOCK).open("ab") as file:
-        try:
-            if fcntl is not None:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StoreError(f"{path}: is being written to by another search; wait or choose another --out") from None
-        except OSError:
-            pass  # a file system without locks, where it is up to the user
-        yield
+    def _take(self, line: bytes) -> None:
+        if not line.endswith(b"\n"):
+            raise StoreError("cut off as it was written")
+        found: dict[str, Any] = unseal(parse(line, RESULTS), RESULTS)
+        outcome = Outcome(**fields_of(Outcome, found, RESULTS))
+        key, how = found.get("key"), found.get("how")
+        if not isinstance(key, str) or not isinstance(how, str):
+            raise StoreError("not a run")
+        if outcome.status == "done" and outcome.accuracy is None:
+            raise StoreError("a run that is done has an accuracy")
+        if how == self.how:
+            self._known[key] = outcome
+        else:
+            self.strange += 1

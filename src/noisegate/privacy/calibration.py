@@ -4,9 +4,9 @@ import math
 from functools import lru_cache
 
 from noisegate.errors import PrivacyError
-from noisegate.privacy.pricing import Ask, spent_by
+from noisegate.privacy.pricing import MOST_NOISE, Ask, spent_by
 
-SMALLEST, LARGEST = 0.05, 1e6  # the noise multipliers that calibration looks at
+SMALLEST, LARGEST = 0.05, MOST_NOISE  # the noise multipliers that calibration looks at
 KEEP, AIM = 0.999, 0.9995  # calibration stops when this share of the budget is spent; what it aims at
 
 

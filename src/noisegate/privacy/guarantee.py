@@ -1,6 +1,9 @@
 """What training costs in privacy, and how much noise a budget asks for.
 
 * Unit: one example of one worker. The event of a round and the neighboring relation are the sampling's own.
+* `examples`: with `poisson` the declared number that the rate batch / examples is made of, the same whatever the worker
+  holds; with `fixed` the number that it holds.
+* `delta`: a number, "paper" for examples ** -1.1, or None for min(1e-5, 1 / (10 examples)).
 * `signs`: 0 for the Gaussian mechanism. Above 0, that many signs a round are flipped at random, with the probability
   that `noisegate.flips` makes of `sigma`; the epsilon is that of an example which can turn them all.
 * `calibrate` never overspends: `epsilon(calibrate(e, ...), ...) <= e`, by the same accountant. Nothing is
@@ -14,16 +17,22 @@ from dataclasses import asdict, dataclass
 from noisegate.checks import count, positive, refuse
 from noisegate.errors import PrivacyError
 from noisegate.privacy.calibration import noise_for
-from noisegate.privacy.pricing import Ask, ask_of, spent_by
+from noisegate.privacy.pricing import Ask, Delta, ask_of, check_noise, spent_by
+from noisegate.privacy.statement import statement
 from noisegate.sampling import Sampling
 
 
 @dataclass(frozen=True)
 class Guarantee:
-    """(epsilon, delta) of one worker over all rounds, and everything needed to check it again."""
+    """(epsilon, delta) of one worker over all rounds, and everything needed to check it again.
+
+    epsilon_at_1e_5, mu: the same noise said in two other ways (`statement.py`); None if no finite number is known.
+    """
 
     epsilon: float
     delta: float
+    epsilon_at_1e_5: float | None
+    mu: float | None
     sigma: float
     accountant: str
     relation: str
@@ -34,7 +43,7 @@ class Guarantee:
     rounds: int
     signs: int = 0
 
-    def as_dict(self) -> dict[str, float | int | str]:
+    def as_dict(self) -> dict[str, float | int | str | None]:
         """The fields by name, in order, ready for JSON."""
         return asdict(self)
 
@@ -45,13 +54,13 @@ def epsilon(
     examples: int,
     rounds: int,
     sampling: Sampling,
-    delta: float | None = None,
+    delta: Delta = None,
     accountant: str = "pld",
     signs: int = 0,
 ) -> float:
     """The epsilon that so many rounds with noise multiplier `sigma` cost a worker; no rounds cost nothing."""
-    positive(sigma=sigma)
-    return _finite(ask_of(examples, rounds, sampling, delta, accountant, signs), float(sigma))
+    noise = check_noise(sigma)
+    return _finite(ask_of(examples, rounds, sampling, delta, accountant, signs), noise)
 
 
 def calibrate(
@@ -60,7 +69,7 @@ def calibrate(
     examples: int,
     rounds: int,
     sampling: Sampling,
-    delta: float | None = None,
+    delta: Delta = None,
     accountant: str = "pld",
     signs: int = 0,
 ) -> float:
@@ -81,7 +90,7 @@ def guarantee(
     sampling: Sampling,
     sigma: float | None = None,
     epsilon: float | None = None,
-    delta: float | None = None,
+    delta: Delta = None,
     accountant: str = "pld",
     signs: int = 0,
 ) -> Guarantee:
@@ -96,19 +105,20 @@ def guarantee(
         positive(epsilon=epsilon)
         count(rounds=rounds)
         sigma = noise_for(ask, float(epsilon))
-    positive(sigma=sigma)
-    noise = float(sigma)  # type: ignore[arg-type]
-    rate = sampling.rate(examples)
+    noise = check_noise(sigma)  # type: ignore[arg-type]
+    spent, said = _finite(ask, noise), statement(ask, noise)
     return Guarantee(
-        epsilon=_finite(ask, noise),
+        epsilon=spent,
         delta=ask.delta,
+        epsilon_at_1e_5=said.epsilon_at_1e_5,
+        mu=said.mu,
         sigma=noise,
         accountant=accountant,
         relation=sampling.relation,
         sampling=sampling.name,
         examples=examples,
         batch=sampling.batch,
-        rate=rate,
+        rate=sampling.rate(examples),
         rounds=rounds,
         signs=signs,
     )
@@ -120,14 +130,14 @@ def worst_sigma(
     *,
     rounds: int,
     sampling: Sampling,
-    delta: float | None = None,
+    delta: Delta = None,
     accountant: str = "pld",
     signs: int = 0,
 ) -> tuple[float, dict[int, float]]:
     """The noise multiplier that serves workers of all `sizes`, and the epsilon of each distinct size at it.
 
-    Uploads must share one noise, so the largest need rules. That is usually the smallest worker's, but delta
-    grows as a worker shrinks, so every size is priced: each epsilon returned is at most the budget.
+    Uploads must share one noise, so the largest need rules. That is usually the smallest worker's, but a delta
+    that is not given grows as a worker shrinks, so every size is priced: each epsilon returned is at most the budget.
     """
     positive(epsilon=epsilon)
     count(rounds=rounds)

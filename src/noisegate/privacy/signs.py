@@ -12,6 +12,7 @@ What a paper states for one sign in one round, r, bounds none of this.
 """
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,17 +26,15 @@ TAIL = 1e-21
 Array = NDArray[np.float64]
 
 
-def price_signs(sigma: float, signs: int, rate: float, rounds: int, delta: float, interval: float) -> float:
-    """The epsilon of so many rounds at this rate, on a grid of losses; inf where none is found."""
+def signs_of_one_round(sigma: float, signs: int, rate: float, interval: float) -> Any:
+    """dp-accounting's distribution of the loss of one round at this rate, on a grid of losses."""
     accounting()  # says what to do where it is missing
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
     removed, added = (_on_grid(*pair, interval) for pair in losses(sigma, signs, rate))
-    one = PrivacyLossDistribution.create_from_rounded_probability(
+    return PrivacyLossDistribution.create_from_rounded_probability(
         removed[0], removed[1], interval, True, added[0], added[1], symmetric=False
     )
-    # With few signs the grid, made for a Gaussian, may be coarse. But no round loses more than when all signs turn.
-    return min(float(one.self_compose(rounds).get_epsilon_for_delta(delta)), rounds * largest_loss(sigma, signs, rate))
 
 
 def losses(sigma: float, signs: int, rate: float) -> tuple[tuple[Array, Array], tuple[Array, Array]]:

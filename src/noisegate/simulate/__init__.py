@@ -1,6 +1,6 @@
 """The protocol on one machine: all workers of a round in one batched computation."""
 
-from noisegate.simulate.federation import Federation, State, first_state
+from noisegate.simulate.federation import Federation, State, Streams, first_state
 from noisegate.simulate.progress import Progress, count_reasons, shares, start
 from noisegate.simulate.round import play
 from noisegate.simulate.rounds import Rounds
@@ -11,6 +11,7 @@ __all__ = [
     "Progress",
     "Rounds",
     "State",
+    "Streams",
     "Training",
     "abreast",
     "accuracy",

@@ -8,16 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from noisegate.entropy import Randomness, Secret
 from noisegate.errors import SpecError
-from noisegate.room import TAIL, Room
+from noisegate.room import CACHED, TAIL, Room
 from noisegate.sampling import Batch, Draw, Sampling
 from noisegate.streams import rewind
 from noisegate.vectors import FlatModel
 from noisegate.views import Attack, Memory, Rule, Worker
 from noisegate.workers import Sums, rounded_sensitivity
-
-CACHED = 2**24
-"""Floats of work at a time that a CPU is fastest with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +26,10 @@ class Federation:
     workers' positions, padded; sizes: (n,) how many. byzantine: (n,) who lies; only the attack may know.
     aux_x, aux_y: the server's own examples. surrogate_x, surrogate_y: what the adversary imagines them to be.
     known_x, known_y: examples of the adversary's workers, by which it estimates the gradient.
-    name: of the run. Two runs with one seed share data and weights, but by their names neither noise nor batches: the
-    difference of two uploads with the same noise would show a worker's gradients bare.
+    declared: the public number of examples that the sampling rate comes from.
+    name: of the run and of all that its uploads are made of. Two runs with one seed may share data and weights, but by
+    their names neither noise nor batches: the difference of two uploads with the same noise would show a worker's
+    gradients bare. secret: where noise and batches come from instead, if nobody may ever draw them again.
     memory: bytes that a round may use beside the uploads of this round and the last.
     """
 
@@ -55,7 +55,9 @@ class Federation:
     believed_honest: int
     rounds: int
     seed: int
+    declared: int
     name: str = ""
+    secret: Secret | None = None
     memory: int = 2**30
     known_x: Tensor = field(default_factory=lambda: torch.zeros(0))
     known_y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
@@ -138,6 +140,21 @@ class Federation:
         return Active(self, self.honest_rows)
 
 
+class Streams:
+    """The randomness of one round, by name."""
+
+    def __init__(self, federation: Federation, t: int) -> None:
+        self.run, self.t = federation, t
+
+    def generator(self, what: str) -> torch.Generator:
+        """What the server and the adversary draw from."""
+        return self.run.stream(what, self.t)
+
+    def private(self, what: str) -> Randomness:
+        """What the workers draw from: noise, batches, and what else makes an upload private."""
+        return self.run.secret.source(what) if self.run.secret else self.generator(what)
+
+
 @dataclass(frozen=True, eq=False)
 class Active:
     """The workers of a federation that compute in a round, by their positions `rows`."""
@@ -166,7 +183,7 @@ class Active:
     @cached_property
     def draw(self) -> Draw:
         """Draws their batches."""
-        return self.federation.sampling.over(self.sizes)
+        return self.federation.sampling.over(self.sizes, self.federation.declared)
 
     @cached_property
     def lying(self) -> Tensor:
@@ -188,7 +205,7 @@ class Active:
     def at_once(self) -> int:
         """How many of them are worked on at a time: as many as the memory allows, or a CPU's cache."""
         run = self.federation
-        each = min(run.sampling.largest_sum(1, TAIL), self.longest)
+        each = min(run.sampling.largest_sum(1, self.longest, run.declared, TAIL), self.longest)
         one = each * run.sums.floats(run.x[:1], run.y[:1])
         if not self.everyone:
             one += 2 * run.model.d  # their rows lie apart, and are copied together
@@ -199,13 +216,14 @@ class Active:
 
     def room(self) -> Room:
         """Room for a round of theirs: exceeded in one of 10,000."""
-        draws, k = self.federation.sampling, len(self)
-        parts = -(-k // self.at_once)
-        total = draws.largest_sum(min(k, self.at_once), TAIL / 4 / parts)
-        width = draws.largest_sum(1, TAIL / 4 / k)
-        liars = draws.largest_sum(self.liars, TAIL / 4) if self.liars else 0
-        most = self.at_once * self.longest
-        return Room(min(total, most), min(width, self.longest), min(liars, self.liars * self.longest))
+        draws, declared, k = self.federation.sampling, self.federation.declared, len(self)
+        parts = self.sizes.split(self.at_once)
+        fullest = max(int(part.sum()) for part in parts)
+        total = draws.largest_sum(min(k, self.at_once), fullest, declared, TAIL / 4 / len(parts))
+        width = draws.largest_sum(1, self.longest, declared, TAIL / 4 / k)
+        theirs = int(self.sizes[self.lying[:-1]].sum())
+        liars = draws.largest_sum(self.liars, theirs, declared, TAIL / 4) if self.liars else 0
+        return Room(min(total, fullest), min(width, self.longest), min(liars, theirs))
 
     def numbers(self, batch: Batch) -> Tensor:
         """(E,) which examples of the pool were drawn; any at all where a place of the batch is empty."""

@@ -1,6 +1,6 @@
 """Where a run stands, and what it found so far."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,9 @@ class Progress:
     """Where a run stands: everything that is needed to go on, and everything that was found so far.
 
     rounds: how many are done. curve: one line per evaluated round. reasons, scores: (all rounds, n), filled so far.
-    seconds: what the rounds took, kept by whoever plays them.
+    seconds: what the rounds took, kept by whoever plays them. reserved: the first round that nothing was drawn for yet,
+    where that is more than the rounds that are done. A secret run may have drawn for rounds that were then lost, and
+    must not draw for them again.
     """
 
     rounds: int
@@ -24,6 +26,19 @@ class Progress:
     reasons: Tensor
     scores: Tensor
     seconds: float = 0.0
+    reserved: int = 0
+
+    @property
+    def lost(self) -> int:
+        """Rounds that were drawn for and not finished."""
+        return int((self.reasons[: self.rounds] == Reason.MISSING).all(1).sum())
+
+    def skip_reserved(self) -> "Progress":
+        """Go on behind the rounds that something was drawn for."""
+        if self.reserved <= self.rounds:
+            return self
+        self.reasons[self.rounds : self.reserved] = Reason.MISSING
+        return replace(self, rounds=self.reserved)
 
 
 def start(federation: Federation) -> Progress:
@@ -62,7 +77,7 @@ def count_reasons(federation: Federation, reasons: Tensor) -> dict[Reason, tuple
 def shares(federation: Federation, reasons: Tensor) -> tuple[float, float]:
     """(share of honest uploads refused by tests, share of the uploads used that were Byzantine)."""
     counts = count_reasons(federation, reasons)
-    honest_uploads = reasons.shape[0] * int((~federation.byzantine).sum())
+    honest_uploads = reasons.shape[0] * int((~federation.byzantine).sum()) - counts[Reason.MISSING][0]
     refused = sum(counts[reason][0] for reason in TESTS)
     used = sum(counts[Reason.KEPT])
     return refused / max(1, honest_uploads), counts[Reason.KEPT][1] / max(1, used)

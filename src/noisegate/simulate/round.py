@@ -1,15 +1,16 @@
 """One round of the protocol, top to bottom."""
 
-from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from noisegate.entropy import BATCH, NOISE, PUBLISH, Source
 from noisegate.errors import SpecError
 from noisegate.room import Room, places
 from noisegate.sampling import gather
-from noisegate.simulate.federation import Federation, State
+from noisegate.simulate.federation import Federation, State, Streams
+from noisegate.simulate.judging import judged
 from noisegate.views import AdversaryView, DataView, ServerView, Verdict, as_rows, checked_examples, receive
 from noisegate.workers import contributions_of, fill_with_noise, mean_gradient
 
@@ -22,19 +23,20 @@ def play(
     state: State,
     t: int,
     room: Room | None = None,
-    streams: Callable[[str], torch.Generator] | None = None,
+    streams: Streams | None = None,
 ) -> tuple[State, Verdict]:
     """Round `t` (from 0): everyone uploads, the server judges, the model moves. `state` is used up.
 
     room: never look at the device's numbers; the round counts only if it `fits`.
-    streams: the generators of the round by name, if not the federation's own.
+    streams: the randomness of the round by name, if not the federation's own.
     """
     run, params, phase = federation, state.params, federation.phase(t)
-    n, d, rng = len(run.byzantine), len(params), streams or partial(run.stream, t=t)
+    n, d, streams = len(run.byzantine), len(params), streams or Streams(run, t)
+    rng, private = streams.generator, streams.private
 
     # 1. Draw batches. An adversary that makes its uploads up needs none.
     active = run.active(phase)
-    batch = gather(active.draw(rng("batch")), active.at_once, room)
+    batch = gather(active.draw(private(BATCH)), active.at_once, room)
     drawn = active.numbers(batch)
     x, y = None, run.y.index_select(0, drawn)
 
@@ -51,9 +53,10 @@ def play(
                 x.index_copy_(0, some, bad_x.to(x))
 
     # 3. Every active worker runs the private protocol: bounded contributions, noise, a public divisor (Algorithm 1).
-    # The noise comes first, straight into the uploads' place, and the contributions are added to it.
-    uploads, last = state.spare, state.uploads
-    fill_with_noise(uploads[: len(active)], run.added_noise, rng("noise"))
+    # Research noise comes first, straight into the uploads' place, and the contributions are added to it. Secret noise
+    # comes last, so that the whole is rounded to a grid that tells nothing of them.
+    uploads, last, noise = state.spare, state.uploads, private(NOISE)
+    fill_with_noise(uploads[: len(active)], 0.0 if isinstance(noise, Source) else run.added_noise, noise)
     turn = run.turned if run.attack.ascends(phase) else None  # who ascends: the negated loss has negated gradients
     for part in reversed(batch.parts):  # the last first: workers move to their own rows, which never lie further up
         rows = active.rows[part.workers]
@@ -64,11 +67,13 @@ def play(
         own_x = run.x.index_select(0, drawn[part.places]) if x is None else x[part.places]
         own = own_x, y[part.places], part.owner
         run.sums.add(run.worker, params, *own, sent_last, sent, 1 / run.batch, part.width, room)
+        if isinstance(noise, Source) and run.added_noise:
+            noise.add_noise(sent, run.added_noise)
         if turn is not None:
             sent.mul_(turn[rows])
         if not active.everyone:
             uploads.index_copy_(0, rows, sent)
-    run.worker.publish(uploads, last, run.sigma, partial(rng, "publish"))
+    run.worker.publish(uploads, last, run.sigma, partial(private, PUBLISH))
 
     # 4. Attacks on uploads replace the adversary's own rows, whatever it sends.
     def as_received(sent: Tensor, own_x: Tensor, own_y: Tensor, ties: Tensor) -> ServerView:
@@ -97,7 +102,7 @@ def play(
             shape = tuple(forged.shape) if isinstance(forged, Tensor) else type(forged).__name__
             raise SpecError(f"attack: its view's judge takes uploads of shape ({liars}, {d}), not {shape}")
         trial = uploads.index_copy(0, run.byzantine_rows, as_rows(forged, liars, d, like=params))
-        return run.rule(as_received(trial, run.surrogate_x, run.surrogate_y, run.everyone), {})
+        return judged(run.rule, as_received(trial, run.surrogate_x, run.surrogate_y, run.everyone), {}).copy()
 
     if liars := len(run.byzantine_rows):
         view = AdversaryView(
@@ -122,12 +127,15 @@ def play(
     # 5. The server judges what it received, and only that.
     ties = torch.randperm(n, generator=rng("ties"), device=params.device)
     seen = as_received(uploads, run.aux_x, run.aux_y, ties)
-    verdict = run.rule(seen, state.memory)
-    if not isinstance(verdict, Verdict):
-        raise SpecError(f"aggregator: must answer with a Verdict, but {run.rule!r} gave {type(verdict).__name__}")
+    verdict = judged(run.rule, seen, state.memory)
 
-    # 6. Step. Uploads are overwritten in two rounds, so nobody may take them along.
-    memory = {name: value.clone() if shares(value, seen.uploads) else value for name, value in verdict.memory.items()}
+    # 6. Step. Uploads are overwritten in two rounds, and the last ones in the next, so nobody may take them along. What
+    # was malformed is remembered as the zeros that the server made of it.
+    passing = (seen.uploads, last)
+    memory = {
+        name: value.clone() if any(shares(value, each) for each in passing) else value
+        for name, value in verdict.memory.items()
+    }
     return State(torch.sub(params, verdict.update, alpha=run.rate), seen.uploads, memory, spare=last), verdict
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from noisegate.simulate.federation import Federation, State
+from noisegate.simulate.federation import Federation, State, Streams
 from noisegate.simulate.progress import Progress
 from noisegate.simulate.round import play
 from noisegate.vectors import copy_if
@@ -47,11 +47,14 @@ class Rounds:
     def __init__(self, federation: Federation, progress: Progress, graph: bool = True) -> None:
         self.federation = federation
         self._progress = progress
+        self.begun = progress.rounds
+        """Rounds that something was drawn for. What is queued on a device is always finished."""
         self._device = Device(federation, progress, graph) if federation.x.is_cuda else None
 
     def step(self) -> None:
         """Play the next round, or queue it."""
         run, progress = self.federation, self._progress
+        self.begun += 1
         if self._device:
             self._device.queue()
             return
@@ -126,6 +129,7 @@ class Device:
         """A round that is not recorded; then record it for the next time, if it may be."""
         phase, before = self.run.phase(t), form_of(self.state.memory)
         generators, room = Generators(self.run, t), self.run.active(phase).room()
+        begin_secret(self.run, t)
         state, verdict = play(self.run, self.state, t, room, generators)
         if not bool(room.fits()):
             state, verdict = play(self.run, self.state, t, None, Generators(self.run, t))
@@ -188,7 +192,7 @@ def held_back() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-class Generators:
+class Generators(Streams):
     """A round's generators by name, and which of them it used.
 
     What the protocol itself draws comes from one generator, in the order of the round: setting one costs the host as
@@ -196,13 +200,14 @@ class Generators:
     """
 
     def __init__(self, federation: Federation, t: int) -> None:
-        self.run, self.t = federation, t
+        super().__init__(federation, t)
         self.made: dict[str, torch.Generator] = {}
 
-    def __call__(self, what: str) -> torch.Generator:
+    def generator(self, what: str) -> torch.Generator:
+        """Made when first asked for."""
         name = what if what in ADVERSARY else PROTOCOL
         if name not in self.made:
-            self.made[name] = self.run.stream(name, self.t)
+            self.made[name] = super().generator(name)
         return self.made[name]
 
     def used(self) -> dict[str, torch.Generator]:
@@ -226,7 +231,14 @@ class Recorded:
         """Play round `t`."""
         for what, generator in self.generators.items():
             self.run.rewind(generator, what, t)
+        begin_secret(self.run, t)
         self.graph.replay()
+
+
+def begin_secret(run: Federation, t: int) -> None:
+    """Tell the device which round secret numbers are for: not in the round itself, where a graph would record it."""
+    if run.secret:
+        run.secret.begin(t)
 
 
 class Used(TorchDispatchMode):

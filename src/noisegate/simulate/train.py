@@ -9,10 +9,15 @@ from torch import Tensor
 
 from noisegate.simulate.federation import Federation
 from noisegate.simulate.progress import Progress, describe
+from noisegate.simulate.recheck import check_finite, recheck
 from noisegate.simulate.rounds import Rounds
 from noisegate.vectors import FlatModel
 
 EVALUATION_BLOCK = 2048
+
+RECHECKED = 100
+"""Rounds after which the next examination also looks whether examples still have contributions of their own. On a CPU
+that takes one to two rounds' time, and less where there are more workers than a forward pass holds."""
 
 
 class Training:
@@ -45,6 +50,11 @@ class Training:
         """Whether all rounds are played."""
         return self.played >= self.federation.rounds
 
+    @property
+    def begun(self) -> int:
+        """Rounds that something was drawn for, the one that an interruption broke off included."""
+        return self._rounds.begun
+
     def stride(self) -> int:
         """How many rounds to go ahead at most: up to the next examination, and no more than are worth queuing."""
         due = self.evaluate_every - self.played % self.evaluate_every
@@ -62,9 +72,15 @@ class Training:
         return self.played > 0 and (self.played % self.evaluate_every == 0 or self.over)
 
     def _examine(self) -> None:
-        params = self._rounds.settled().state.params
+        state = self._rounds.settled().state
         with self._rounds.beside():
-            self._pending = self.played, self._examiner.begin(params)
+            if check_finite(self.federation, state.params, self.played) and self._recheck_due():
+                recheck(self.federation, state, self.played, self._examiner.x)
+            self._pending = self.played, self._examiner.begin(state.params)
+
+    def _recheck_due(self) -> bool:
+        """By the number of the round alone, so that a resumed run looks when the others do."""
+        return self.over or self.played // RECHECKED > (self.played - self.evaluate_every) // RECHECKED
 
     def __iter__(self) -> Iterator[Progress]:
         """The progress after each remaining round, or every so often on a CUDA device."""

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from noisegate.workers.clipped import Clipped
+from noisegate.workers.closed_form import ClosedForm
+from noisegate.workers.company import Company
 from noisegate.workers.direct import Direct, Sums, contributions, per_example_gradients
 from noisegate.workers.momentum import ClippedMomentum
 from noisegate.workers.normalized import Normalized
@@ -24,6 +26,8 @@ __all__ = [
     "WORKERS",
     "Clipped",
     "ClippedMomentum",
+    "ClosedForm",
+    "Company",
     "Direct",
     "MaSign",
     "Normalized",

@@ -268,7 +268,8 @@ def squared_lengths(vectors: Tensor) -> Tensor:
 def _blocks(layer: Layer, a: Tensor, delta: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """(weight gradients (B, O*K), bias gradients (B, O)), a block of examples at a time."""
     module = layer.module
-    if isinstance(module, nn.Conv2d) and a.is_cuda and kernels.available():
+    by_kernel = a.is_cuda and a.dtype == delta.dtype == torch.float32 and kernels.available()
+    if isinstance(module, nn.Conv2d) and by_kernel:
         yield _by_kernel(module, a, delta)
         return
     unfolded = delta[0].numel() // module.weight.shape[0] * module.weight[0].numel()  # floats of one example

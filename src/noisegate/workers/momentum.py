@@ -5,10 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from noisegate import checks
+from noisegate.entropy import Randomness
 from noisegate.workers.clipped import Clipped
 
 
@@ -38,7 +38,7 @@ class ClippedMomentum(Clipped):
         super().__post_init__()
         checks.fraction(carry=self.carry)
 
-    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
+    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
         """The moving average, in the place of the fresh gradients."""
         sent.mul_(1 - self.carry).add_(last, alpha=self.carry)
 

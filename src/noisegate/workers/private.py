@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 
 
@@ -17,7 +17,7 @@ class Private:
     fresh: ClassVar[bool] = True
     """Whether the noise of an upload is independent of every earlier one's."""
 
-    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
+    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
         """Sends its mean as it is: that has its noise already."""
         if self.mechanism != "gaussian":
             raise SpecError(f"worker: its mechanism is {self.mechanism!r}, but it has no `publish` of its own for it")

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from noisegate import checks
+from noisegate.entropy import Randomness, uniforms
 from noisegate.flips import flip_probability, lean
 from noisegate.workers.normalized import Normalized
 
@@ -36,7 +36,7 @@ class SignGaussian(Normalized):
     noisy: ClassVar[bool] = False
     momentum: float = field(default=0.0, init=False)  # the last upload is signs, not a gradient
 
-    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
+    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
         """The signs, at length 1."""
         _send(sent, sent.ge_(0.0), sent.shape[1])
 
@@ -58,7 +58,7 @@ class SignRandomized(Normalized):
     noisy: ClassVar[bool] = False
     momentum: float = field(default=0.0, init=False)
 
-    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
+    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
         """The signs, some of them flipped."""
         d = sent.shape[1]
         flip = flip_probability(sigma, d)
@@ -94,7 +94,7 @@ class MaSign(SignRandomized):
         """That of a bit that is hardly anything but random."""
         return 1 / math.sqrt(d)
 
-    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], torch.Generator]) -> None:
+    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
         """One draw for both: + with probability 1/2 + (2 p - 1) g / (2 cut), p being that of a sign that stays."""
         d = sent.shape[1]
         cut, half = self.bound / math.sqrt(d), lean(sigma, d) / 2
@@ -109,11 +109,11 @@ def _send(part: Tensor, positive: Tensor, d: int) -> None:
     part.copy_(positive).mul_(2 * unit).sub_(unit)
 
 
-def _drawn(sent: Tensor, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def _drawn(sent: Tensor, rng: Randomness) -> Iterator[tuple[Tensor, Tensor]]:
     """(some coordinates, a uniform for each), in fixed portions, whatever memory there is.
 
     In float64: a float32 would miss a probability by up to 6e-8, and where a sign hardly leans to its side that is no
     longer nothing. The accountant would not know.
     """
     for part in sent.view(-1).split(DRAWN_AT_ONCE):
-        yield part, torch.rand(len(part), generator=rng, dtype=torch.float64, device=sent.device)
+        yield part, uniforms(rng, (len(part),), sent.device)

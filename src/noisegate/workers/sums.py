@@ -1,83 +1,82 @@
 """Which way to compute the workers' sums, and the noise that makes them private."""
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from noisegate import checks
+from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 from noisegate.room import Room
-from noisegate.streams import stream
 from noisegate.vectors import FlatModel, counting, zeros
 from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm
+from noisegate.workers.company import Company, closed_form_if_sound
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
-from noisegate.workers.private import Private
+from noisegate.workers.plain import Plain
+from noisegate.workers.sight import FAILURES, SUSPECT, differ, first_line
 
 WAYS = ("auto", "closed-form", "direct")
 ROUNDING = 2**-20
 """What one more contribution can add to the error of a sum in float32, relative to its length; measured: a third."""
 
-PROBE_TOLERANCE = 1e-3
-"""A closed form that is wrong for a model is wrong by far more than this; rounding stays far below."""
 
+def choose_sums(
+    model: FlatModel,
+    params: Tensor,
+    x: Tensor,
+    y: Tensor,
+    way: str = "auto",
+    chunk: int = 128,
+    company: Company | None = None,
+) -> Sums:
+    """The closed form where the model has one, the direct way otherwise. SpecError if examples mix (`company.py`).
 
-def choose_sums(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, way: str = "auto", chunk: int = 128) -> Sums:
-    """The closed form where the model has one, the direct way otherwise.
-
-    x, y: a few real examples. The closed form is tried on them against the direct way, so that a module that uses its
-    layers in an unforeseen way, or mixes examples, falls back to the direct way, which treats every example alone.
+    x, y: real examples, of which some are drawn at random. A module that uses its layers in an unforeseen way goes the
+    direct way.
     """
     checks.one_of(WAYS, sums=way)
+    _check_one(model, params, x, y)
+    closed = None if way == "direct" else ClosedForm.of(model, chunk)
+    closed = closed_form_if_sound(model, params, x, y, company or Company(), closed)
+    if closed is None and way == "closed-form":
+        raise SpecError(
+            "sums = 'closed-form': this model has none (its parameters must belong to Linear and Conv2d layers that "
+            "are each called once); use 'auto' or 'direct'"
+        )
+    return closed or Direct(model, chunk)
+
+
+def _check_one(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> None:
+    """SpecError if a batch of one has no output of its own, no gradient, or another loss the next time."""
     try:
+        with torch.no_grad():
+            before = x[:1].repeat(2, *(1 for _ in x.shape[1:]))
+            pair = before.clone()
+            one, two = model.outputs(params, pair[:1].clone()), model.outputs(params, pair)
+            once, again = (model.losses(params, x[:2].clone(), y[:2].clone()) for _ in range(2))
+        if not torch.equal(pair, before):
+            raise SpecError("model: writes to its inputs, which are the data; look for an operation in place")
+        if isinstance(one, Tensor) and isinstance(two, Tensor) and (len(two) != 2 or one.shape != (1, *two.shape[1:])):
+            raise SpecError(
+                f"model: gives outputs of shape {tuple(one.shape)} for one example and {tuple(two.shape)} for two; it "
+                "must give one row per example, also in a batch of one (look for squeeze() without a dimension)"
+            )
+        if differ(once, again, SUSPECT):
+            raise SpecError(
+                "model or loss: gives other losses for the same examples when it is called again, so it keeps state or "
+                "draws random numbers, and an example's gradient is not its own; remove that"
+            )
         per_example_gradients(model, params, x[:1], y[:1])
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+    except FAILURES as error:
         if isinstance(error, SpecError):
             raise
         raise SpecError(
             f"model: its loss cannot be differentiated for one example of shape {tuple(x.shape[1:])} "
-            f"({str(error).splitlines()[0]}); it must accept a batch of one and work under torch.func"
+            f"({first_line(error)}); it must accept a batch of one and work under torch.func"
         ) from None
-
-    if way == "direct":
-        return Direct(model, chunk)
-    closed = ClosedForm.of(model, chunk)
-    # One example alone cannot show mixing. Torch's convolutions on both sides: where a model takes a maximum, rounding
-    # another way may choose another one, and look like an error.
-    if closed is not None and len(x) > 1 and _agrees(replace(closed, own_convolutions=False), params, x, y):
-        return closed
-    if way == "closed-form":
-        raise SpecError(
-            "sums = 'closed-form': this model has none (its parameters must belong to Linear and Conv2d layers that "
-            "are each called once, and examples may not mix); use 'auto' or 'direct'"
-        )
-    return Direct(model, chunk)
-
-
-def _agrees(closed: ClosedForm, params: Tensor, x: Tensor, y: Tensor) -> bool:
-    """Whether the closed form gives what the direct way gives, on examples and weights shaken a little.
-
-    Shaken, since equal examples do not show that they are mixed, and gradients of zero do not show anything.
-    """
-    rng = stream(0, "probe")
-    x = x + torch.randn(x.shape, generator=rng).to(x) if x.is_floating_point() else x
-    params = params + 0.01 * torch.randn(params.shape, generator=rng).to(params)
-    if closed.trace(params, x, y) is None:
-        return False
-    apart = torch.arange(len(x), device=x.device)
-    for owner in (apart, torch.zeros_like(apart)):  # every example its own worker, and all of one worker
-        nothing = params.new_zeros(int(owner.max()) + 1, len(params))
-        fast = closed(Plain(), params, x, y, owner, nothing)
-        slow = closed.direct(Plain(), params, x, y, owner, nothing)
-        for layer in closed.layers:
-            off, size = (fast - slow)[:, layer.weight].norm(), slow[:, layer.weight].norm()
-            if not bool((size > 0) & (off <= PROBE_TOLERANCE * size)):
-                return False
-        if not bool((fast - slow).norm() <= PROBE_TOLERANCE * slow.norm()):
-            return False
-    return True
 
 
 def rounded_sensitivity(worker: Worker, batch: int) -> float:
@@ -88,28 +87,17 @@ def rounded_sensitivity(worker: Worker, batch: int) -> float:
     return worker.sensitivity * (1 + batch * ROUNDING)
 
 
-def fill_with_noise(uploads: Tensor, std: float, rng: torch.Generator) -> None:
-    """Every number of (n, d) becomes N(0, std^2), in place: one draw for all workers and coordinates."""
-    if std:
+def fill_with_noise(uploads: Tensor, std: float, rng: Randomness) -> None:
+    """Every number of (n, d) becomes N(0, std^2), in place: one draw for all workers and coordinates.
+
+    Research noise: what leaves a machine needs that of `Source.add_noise`.
+    """
+    if std and isinstance(rng, torch.Generator):
         uploads.normal_(0.0, std, generator=rng)
+    elif std:
+        raise TypeError("secret noise is added to the sums, not the sums to it")
     else:
         uploads.zero_()
-
-
-@dataclass(frozen=True)
-class Plain(Private):
-    """Adds gradients up as they are. Private to nobody: for the server's own examples, and for probes."""
-
-    momentum: float = 0.0
-
-    @property
-    def sensitivity(self) -> float:
-        """Without bound."""
-        return float("inf")
-
-    def weights(self, norms: Tensor) -> Tensor:
-        """1."""
-        return torch.ones_like(norms)
 
 
 @dataclass(frozen=True)

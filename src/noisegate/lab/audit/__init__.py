@@ -23,9 +23,9 @@ from noisegate.lab.audit.plot import page
 from noisegate.lab.audit.record import INCONCLUSIVE, NOT_REFUTED, REFUTED, WEAKER, Audit, decide
 from noisegate.lab.audit.signs import attack_signs
 from noisegate.lab.audit.whole import Whole, measure
+from noisegate.lab.files import write_whole
 from noisegate.lab.setup import Setup, prepare
 from noisegate.lab.spec import Spec
-from noisegate.lab.store import write_whole
 from noisegate.vectors import Loss, cross_entropy
 
 TRIALS = 4000
@@ -58,7 +58,7 @@ def audit(
         checks.count(trials=trials)
     with compute.exact(), compute.threads_for(floats=0):
         setup = prepare(spec, compute, dataset, model, loss)
-        claim, secret = claim_of(setup), bool(getattr(spec, "secret", False))
+        claim, secret = claim_of(setup), spec.secret
         parts, std, notes = _parts(setup, claim, secret, watch)
         count = trials or _affordable(setup, claim)
         if not trials and count < TRIALS:
@@ -147,6 +147,6 @@ def write_audit(found: Audit, out: Path) -> tuple[Path, Path]:
     except OSError as error:
         raise StoreError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
     html, record = out / "audit.html", out / "audit.json"
-    write_whole(html, page(found).encode(), ".audit.html.part")
-    write_whole(record, (json.dumps(found.as_dict(), indent=2) + "\n").encode(), ".audit.json.part")
+    write_whole(html, page(found).encode())
+    write_whole(record, (json.dumps(found.as_dict(), indent=2) + "\n").encode())
     return html, record

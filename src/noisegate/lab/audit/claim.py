@@ -132,7 +132,6 @@ def claim_of(setup: Setup) -> Claim:
 
 
 def declared_of(setup: Setup) -> int:
-    """The number of examples by which the rate is set: the one that the roster declares, else the smallest worker's."""
+    """The number of examples that the price is for; of the smallest worker, where it depends on the true numbers."""
     run = setup.federation
-    declared = getattr(run, "declared", None) or getattr(run.sampling, "declared", None)
-    return int(declared) if declared else int(run.sizes[~run.byzantine].min())
+    return min(run.sampling.priced(run.sizes[run.honest_rows].tolist(), run.declared))

@@ -11,7 +11,6 @@ from noisegate.attacks import ATTACKS
 from noisegate.lab.audit.canary import Canary
 from noisegate.lab.audit.claim import Claim
 from noisegate.lab.setup import Setup
-from noisegate.sampling import Draw, Poisson
 from noisegate.simulate import Federation, State, first_state, play
 from noisegate.streams import stream
 from noisegate.views import Memory, Reason, ServerView, Verdict
@@ -35,20 +34,6 @@ class Frozen:
         return Verdict(torch.zeros_like(view.uploads[0]), view.present, reason, view.norms, memory)
 
 
-@dataclass(frozen=True)
-class AtDeclaredRate(Poisson):
-    """Poisson sampling whose rate follows the declared number, for a `Federation` that does not know of it."""
-
-    declared: int = 1
-
-    def over(self, sizes: Tensor, *given: Any) -> Draw:
-        """As the sampling itself draws for workers that have the declared number, less what a worker does not have."""
-        longest = int(sizes.max())
-        draw = super().over(torch.full_like(sizes, self.declared))
-        held = torch.arange(longest, device=sizes.device) < sizes[:, None]
-        return lambda rng: draw(rng)[:, :longest] & held
-
-
 def company_of(setup: Setup, claim: Claim) -> Tensor:
     """Numbers of a clone's examples beside the canary: the first of the first honest worker, again and again.
 
@@ -60,16 +45,12 @@ def company_of(setup: Setup, claim: Claim) -> Tensor:
     return run.holdings[run.honest_rows[:1], 0].expand(wanted)
 
 
-def stage(setup: Setup, claim: Claim, **changes: Any) -> Federation:
+def stage(setup: Setup, **changes: Any) -> Federation:
     """The run's federation without liars or a defense, for the adversary to fill: everyone in it is honest."""
-    run = setup.federation
-    sampling = run.sampling
-    if isinstance(sampling, Poisson) and not hasattr(run, "declared") and not hasattr(sampling, "declared"):
-        sampling = AtDeclaredRate(run.batch, claim.examples)
-    return replace(run, attack=ATTACKS["none"](), rule=Frozen(), sampling=sampling, **changes)
+    return replace(setup.federation, attack=ATTACKS["none"](), rule=Frozen(), **changes)
 
 
-def clones(setup: Setup, claim: Claim, canary: Canary, company: Tensor, held: Tensor, name: str) -> Federation:
+def clones(setup: Setup, canary: Canary, company: Tensor, held: Tensor, name: str) -> Federation:
     """One clone for each entry of `held` (n,): True if it holds the (first) canary."""
     run, n = setup.federation, len(held)
     planted = len(run.y) + torch.arange(len(canary.y), device=company.device)
@@ -81,7 +62,6 @@ def clones(setup: Setup, claim: Claim, canary: Canary, company: Tensor, held: Te
         sizes = sizes - (~held).long()  # it is not there at all
     return stage(
         setup,
-        claim,
         x=torch.cat([run.x, canary.x]),
         y=torch.cat([run.y, canary.y]),
         holdings=rows,
@@ -115,7 +95,7 @@ def attack(
     coins, parts = groups(setup, trials, noise)
     losses = []
     for number, held in enumerate(parts):
-        playing = clones(setup, claim, canary, company, held, f"audit/{noise}/{number}")
+        playing = clones(setup, canary, company, held, f"audit/{noise}/{number}")
         playing = replace(playing, sigma=noise * setup.federation.sigma)
         losses.append(_play(playing, replace(canary, noise=noise * canary.noise), watch))
     return coins, torch.cat(losses).cpu()

@@ -1,14 +1,14 @@
 """A run or a sweep as one HTML page that loads nothing."""
 
 from pathlib import Path
-from uuid import uuid4
 
+from noisegate.checks import plain
 from noisegate.errors import StoreError
+from noisegate.lab.files import write_whole
 from noisegate.lab.report.folders import kind_of, read_run
 from noisegate.lab.report.run_page import run_page
 from noisegate.lab.report.sweep_page import sweep_page
 from noisegate.lab.report.sweeps import read_sweep_folder
-from noisegate.lab.store import write_whole
 
 __all__ = ["put", "report", "write_report"]
 
@@ -29,13 +29,8 @@ def write_report(folder: Path, out: Path | None = None) -> Path:
 
 def put(path: Path, content: bytes) -> None:
     """Write a file that is whole if it exists, and the folder for it."""
-    part = f".{path.name}.{uuid4().hex}.part"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"{path.parent}: cannot be made ({error.strerror}); choose another place") from None
-    try:
-        write_whole(path, content, part)
-    except StoreError:
-        path.with_name(part).unlink(missing_ok=True)
-        raise
+        raise StoreError(f"{plain(path.parent)}: cannot be made ({error.strerror}); choose another place") from None
+    write_whole(path, content)

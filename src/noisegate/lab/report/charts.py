@@ -29,6 +29,7 @@ MEANINGS = {
     Reason.SCORE: "score: passed every test, others ranked higher",
     Reason.EVIDENCE: "evidence: over the rounds too far in one direction",
     Reason.DEPENDENT: "dependent: shares its noise with another upload",
+    Reason.MISSING: "missing: the round was lost with its process",
 }
 
 

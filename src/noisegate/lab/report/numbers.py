@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from noisegate.errors import NoisegateError
-from noisegate.lab.report.folders import RunRecord, Verdicts, number
-from noisegate.lab.setup import STATED
+from noisegate.lab.plain import PlainSpec
+from noisegate.lab.promise import STATED
+from noisegate.lab.report.folders import RunRecord, Verdicts
 from noisegate.privacy import epsilon
 from noisegate.sampling import SAMPLINGS
 from noisegate.views import Reason
@@ -132,14 +133,15 @@ def privacy_spent(record: RunRecord) -> Spent:
         )
     if spec is None:
         return Spent([], [], f"Epsilon {end:.4g} at the end; the spec cannot be built here, so not over the rounds.")
+    if isinstance(spec, PlainSpec):
+        if "worker" in spec.strangers:  # whose mechanism only its own code can tell, and this command runs none
+            return Spent([], [], f"Epsilon {end:.4g} at the end; its worker is a plugin's, so not over the rounds.")
+        spec = spec.standin
     points = sorted({round(t) for t in np.linspace(0, total, PRIVACY_POINTS + 1)} | {0, min(1, total), total})
     try:
         signs = int(result["parameters"]) if spec.build_worker().mechanism == "signs" else 0
-        examples = _examples(result, spec.delta, spec.batch, spec.sampling, spec.accountant, signs)
-        if examples is None:
-            raise ValueError
         asked = {
-            "examples": examples,
+            "examples": int(result["declared"]),
             "sampling": SAMPLINGS[spec.sampling](spec.batch),
             "delta": float(result["delta"]),
             "accountant": spec.accountant,
@@ -153,41 +155,6 @@ def privacy_spent(record: RunRecord) -> Spent:
     return Spent(
         points,
         spent,
-        f"Of the honest worker that pays most ({examples} examples), computed again by {spec.accountant.upper()} after "
-        f"{len(points)} numbers of rounds; delta {result['delta']:.3g}, noise multiplier {result['sigma']:.4g}.",
+        f"Of an honest worker ({result['declared']} examples declared), computed again by {spec.accountant.upper()} "
+        f"after {len(points)} numbers of rounds; delta {result['delta']:.3g}, noise multiplier {result['sigma']:.4g}.",
     )
-
-
-def _examples(
-    result: dict[str, Any], delta: float | None, batch: int, sampling: str, accountant: str, signs: int
-) -> int | None:
-    """How many examples the honest worker has that pays most; None if that cannot be told.
-
-    The result does not say. Where delta was not chosen it is the smallest worker's examples ** -1.1. Else epsilon,
-    which falls as a worker's examples grow, says it.
-    """
-    if delta is None:
-        return int(max(batch, round(float(result["delta"]) ** (-1 / 1.1))))
-    if not number(result.get("epsilon")) or not result["epsilon"] > 0:
-        return None
-
-    def costs(examples: int) -> float:
-        return epsilon(
-            result["sigma"],
-            examples=examples,
-            rounds=int(result["rounds"]),
-            sampling=SAMPLINGS[sampling](batch),
-            delta=delta,
-            accountant=accountant,
-            signs=signs,
-        )
-
-    low, high = batch, 2 * batch
-    while costs(high) > result["epsilon"]:
-        low, high = high, 2 * high
-        if high > 2**31:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if costs(middle) > result["epsilon"] else (low, middle)
-    return low if abs(costs(low) - result["epsilon"]) < abs(costs(high) - result["epsilon"]) else high

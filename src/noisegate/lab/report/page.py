@@ -10,6 +10,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from noisegate.errors import StoreError
+from noisegate.lab.files import read_json
 from noisegate.lab.report.charts import Chart
 from noisegate.lab.report.folders import number
 from noisegate.version import __version__
@@ -172,7 +174,7 @@ def extra_tables(folder: Path, page: Page, problems: list[str]) -> None:
     if not path.exists():
         return
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
         entries = found if isinstance(found, list) else [found]
         for entry in entries:
             columns, rows = entry["columns"], entry["rows"]
@@ -185,5 +187,5 @@ def extra_tables(folder: Path, page: Page, problems: list[str]) -> None:
             said = notes if isinstance(notes, list) else [notes]
             title = str(entry.get("title") or "Table")
             page.section(title, table(columns, rows, label=title), *(paragraph(str(note), "quiet") for note in said))
-    except (OSError, ValueError, TypeError, LookupError, AttributeError):
+    except (OSError, StoreError, ValueError, TypeError, LookupError, AttributeError):
         problems.append("tables.json is damaged and left out.")

@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 
+from noisegate.lab.promise import STATED
 from noisegate.lab.report import charts
 from noisegate.lab.report.folders import RunRecord, number
 from noisegate.lab.report.numbers import GROUPS, Grid, privacy_spent, refused_shares, timeline
 from noisegate.lab.report.page import Page, bullets, extra_tables, headline, paragraph, table, text
-from noisegate.lab.setup import STATED
 from noisegate.views import TESTS, Reason
 
 STATES = {

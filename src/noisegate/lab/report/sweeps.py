@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from noisegate.errors import NoisegateError, StoreError
-from noisegate.lab.launch import reference
+from noisegate.lab.plain import AnySpec
 from noisegate.lab.plot import part
-from noisegate.lab.report.folders import number, read_run
-from noisegate.lab.spec import PARTS, Spec
+from noisegate.lab.report.folders import beside, number, read_run
+from noisegate.lab.spec import PARTS
 
 if TYPE_CHECKING:
     from noisegate.lab.sweep import Cell
@@ -113,14 +113,14 @@ def _group(
     return Group(settings, members, accuracies, references, [curve for curve in curves if curve])
 
 
-def _reference_name(spec: Spec) -> str:
+def _reference_name(spec: AnySpec) -> str:
     try:
-        return reference(spec).name()
+        return beside(spec, "reference").name()
     except NoisegateError:
         return ""
 
 
-def flatten(spec: Spec) -> dict[str, Any]:
+def flatten(spec: AnySpec) -> dict[str, Any]:
     """Every setting; a part's own as `attack.to`. What is None is left to its default."""
     flat: dict[str, Any] = {}
     for key, value in spec.canonical().items():

@@ -1,0 +1,167 @@
+"""What a red team found, for people and for programs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from noisegate.cli.progress import runs
+from noisegate.lab import Findings
+from noisegate.lab.plot import WITHOUT, describe, part
+from noisegate.lab.redteam import BEHAVED, Outcome, Trial
+
+MOST_MESSAGE = 300
+
+
+def _trial(trial: Trial, clean: float | None) -> dict[str, Any]:
+    outcome = trial.outcome
+    behind = None if clean is None or outcome.accuracy is None else clean - outcome.accuracy
+    return {
+        "stage": trial.stage,
+        "status": outcome.status,
+        "attack": trial.spec.canonical()["attack"],
+        "attack_start": trial.spec.attack_start,
+        "attack_asleep": trial.spec.attack_asleep,
+        "byzantine": trial.spec.byzantine,
+        "seed": trial.spec.seed,
+        "accuracy": outcome.accuracy,
+        "below_reference": behind,
+        "byzantine_selected": outcome.byzantine_selected,
+        "honest_rejected": outcome.honest_rejected,
+        "message": outcome.message,
+    }
+
+
+def as_json(found: Findings, examples: int) -> dict[str, Any]:
+    """For programs."""
+    clean = found.yardsticks.reference.outcome.accuracy
+    ranked = sorted(found.trials, key=lambda trial: trial.accuracy)
+    return {
+        "spec": found.spec.canonical(),
+        "budget": found.budget,
+        "runs": sum(trial.outcome.status != "skipped" for trial in found.trials),
+        "reference_accuracy": clean,
+        "without_attack": _trial(found.yardsticks.behaved, clean),
+        "cost": found.cost,
+        "noise": found.noise(examples),
+        "test_examples": examples,
+        "harmful": found.harmful(examples),
+        "worst": _trial(found.worst, clean) if found.worst else None,
+        "trials": [_trial(trial, clean) for trial in ranked],
+        "untried": [
+            {"stage": stage, "attack": spec.canonical()["attack"], "attack_start": spec.attack_start}
+            | {"attack_asleep": spec.attack_asleep, "byzantine": spec.byzantine}
+            for stage, spec in found.untried
+        ],
+        "seeds": {
+            "trials": [
+                _trial(again.worst, again.yardsticks.reference.outcome.accuracy)
+                | {"reference_accuracy": again.yardsticks.reference.outcome.accuracy}
+                | {"without_attack_accuracy": again.yardsticks.behaved.outcome.accuracy, "cost": again.cost}
+                for again in found.seeds
+            ],
+            **_spread([again.worst.accuracy for again in found.seeds if again.worst.outcome.status == "done"]),
+            "cost_on_other_seeds": _spread([cost for _, cost in found.elsewhere()]),
+        },
+    }
+
+
+def _spread(known: Sequence[float]) -> dict[str, float]:
+    return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else {}
+
+
+def show_findings(found: Findings, examples: int, files: dict[str, Path]) -> None:
+    """Each attack's worst case: first at the spec's share, then at the others; and all that did not come off."""
+    console, by = Console(highlight=False), found.yardsticks
+    clean = by.reference.accuracy
+    table = Table(box=None, pad_edge=False)
+    for name in ("accuracy", "below", "attack", "start", "share", "used", "refused"):
+        table.add_column(name, justify="left" if name == "attack" else "right", overflow="fold")
+    own = found.spec.byzantine
+    for share in [own, *(share for share in found.shares() if share != own)]:
+        if share != own:
+            table.add_row()
+        for trial in found.worst_by_attack(share):
+            if trial.outcome.status == "done":
+                table.add_row(*_row(trial, clean), style="bold" if trial is found.worst else "")
+        if share == own and by.behaved.outcome.status == "done":
+            table.add_row(*_row(by.behaved, clean), style="dim")
+    console.print(table)
+    legend = (
+        f"below: how far below the reference accuracy {clean:.3f} (same private training, no attackers, plain mean); "
+        "used: Byzantine share of the uploads used; refused: share of honest uploads that a test refused; "
+        f"{WITHOUT}: the Byzantine workers behave; a cost counts from the lower of these two accuracies; "
+        "settings that are not named are the defaults of `noisegate list attacks`"
+    )
+    console.print(legend, style="dim", soft_wrap=True)
+    for trial in found.unfinished():
+        told = f"{trial.outcome.status}: {describe(trial)} at {trial.spec.byzantine:.0%}: {trial.outcome.message}"
+        console.print(told[:MOST_MESSAGE], style="dim", soft_wrap=True, markup=False)
+    if found.untried:
+        console.print(_untried(found), style="dim", soft_wrap=True, markup=False)
+    for again in found.seeds:
+        yardsticks = (again.yardsticks.reference, again.yardsticks.behaved)
+        worst, reference, peace = (
+            f"{one.accuracy:.3f}" if one.outcome.status == "done" else one.outcome.message
+            for one in (again.worst, *yardsticks)
+        )
+        told = f"worst case on seed {again.worst.spec.seed}: {worst}, reference {reference}, {WITHOUT} {peace}"
+        console.print(told, soft_wrap=True, markup=False)
+    console.print(verdict(found, examples), soft_wrap=True, markup=False)
+    for name, path in files.items():
+        if name != "out":
+            console.print(f"written to {path}", style="dim", soft_wrap=True)
+
+
+def _untried(found: Findings) -> str:
+    """How much the budget did not reach, and which attacks not at all."""
+    screened = [Trial(spec, stage, Outcome("skipped")) for stage, spec in found.untried if stage == "screen"]
+    tried = {trial.attack for trial in found.trials}
+    never = list(dict.fromkeys(trial.attack for trial in screened if trial.attack not in tried))
+    late = sum(trial.attack in tried for trial in screened)
+    which = [f"all of {', '.join(never)}"] * bool(never) + [f"late turns of {late} others"] * bool(late)
+    among = f", among them {' and '.join(which)}" if which else ""
+    return f"not tried for want of budget: {runs(len(found.untried))}{among}; raise --budget"
+
+
+def verdict(found: Findings, examples: int) -> str:
+    """What the search comes to, and whether it is more than noise."""
+    worst, cost = found.worst, found.cost
+    if worst is None or cost is None:
+        return "no attack came to its end; see above"
+    clean, noise = found.yardsticks.accuracy, found.noise(examples)
+    case = f"{describe(worst)}: accuracy {worst.accuracy:.3f} instead of {clean:.3f}"
+    limit = f"the worst of so many runs on {examples} test examples may seem to cost up to {_points(noise)}"
+    elsewhere = [cost for _, cost in found.elsewhere()]
+    others = f"on seeds that it was not chosen on it cost {_points(fmean(elsewhere))} on average" if elsewhere else ""
+    if found.harmful(examples):
+        advice = others or "it was chosen for this seed, so repeat it with --seeds before you quote it"
+        return f"the worst case cost {_points(cost)} ({case}), where {limit} by chance; {advice}"
+    nothing = "nothing was found that surely harms this configuration, which is no proof that nothing does"
+    if cost > noise:
+        return f"the worst case cost {_points(cost)} ({case}), but {others}, which may be chance: {nothing}"
+    most = f"no attack cost more than {_points(cost)}" if cost > 0 else "no attack lowered the accuracy"
+    return f"{most} ({case}), and {limit} by chance: {nothing}"
+
+
+def _points(cost: float) -> str:
+    return f"{100 * cost:.1f} points"
+
+
+def _row(trial: Trial, clean: float) -> list[str]:
+    outcome = trial.outcome
+    attack = WITHOUT if trial.attack == BEHAVED else part(trial.spec.canonical()["attack"])
+    if trial.spec.attack_asleep == "copy":
+        attack += ", copying until it starts"
+    return [
+        f"{trial.accuracy:.3f}",
+        f"{clean - trial.accuracy:.3f}",
+        attack,
+        f"{trial.spec.attack_start:g}",
+        f"{trial.spec.byzantine:.0%}",
+        f"{outcome.byzantine_selected or 0:.1%}",
+        f"{outcome.honest_rejected or 0:.1%}",
+    ]

@@ -1,0 +1,196 @@
+"""What a run's uploads are made of, as one digest: data, module, weights, loss, and code that is not noisegate's.
+
+The digest is in the name of every noise and batch stream (`Federation.name`). So two runs that differ in any of these
+never share noise, whatever their specs say. It is a function of private data: it is written nowhere.
+
+Code is told apart by its bytecode, its constants, what it closes over, and the globals that it names. A class is its
+methods, an object is its class and its attributes. Code of noisegate, torch and the other libraries that a run is made
+with goes by its name. Something else (an extension type, an open file) cannot be told apart. Then the digest holds
+fresh random bytes: its noise is shared with nobody's, and such a run is not the same twice. A `label` stands for code
+that cannot be read.
+"""
+
+import functools
+import hashlib
+import os
+import sys
+import types
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from noisegate.data import Dataset
+from noisegate.vectors import Loss
+
+BY_NAME = frozenset({"noisegate", "torch", "numpy", "scipy", "sklearn", *sys.stdlib_module_names})
+"""Packages whose code goes by its name."""
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
+"""What is told apart by type and `repr`."""
+
+
+def digest_of(*parts: Any) -> str:
+    """A digest of anything: equal for equal parts, and random where a part cannot be told apart."""
+    found = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        for piece in _pieces(part, {}):
+            found.update(len(piece).to_bytes(8, "big"))
+            found.update(piece)
+    return found.hexdigest()
+
+
+def digest_run(
+    examples: tuple[str, ...], module: nn.Module, loss: Loss, parts: tuple[Any, ...], label: str | None = None
+) -> str:
+    """All that uploads are made of, but for the spec.
+
+    examples: `digest_data` of the workers' and of the server's. parts: attack, aggregator and worker.
+    label: stands for the code of module, loss and parts.
+    """
+    code = label if label is not None else (module, loss, parts)
+    return digest_of(examples, list(module.state_dict().items()), code)
+
+
+def digest_data(data: Dataset) -> str:
+    """The examples that can be trained on."""
+    return digest_of(data.x, data.y)
+
+
+def _pieces(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+    """What tells `value` apart, piece by piece. seen: what was told already."""
+    if isinstance(value, PLAIN):
+        yield f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
+        return
+    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType) and _by_name(value):
+        yield f"name {_name(value)}".encode()
+        return
+    if id(value) in seen:
+        yield f"again {list(seen).index(id(value))}".encode()
+        return
+    seen[id(value)] = value
+    if isinstance(value, Tensor | np.ndarray):
+        yield from _numbers(value)
+    elif isinstance(value, Mapping):
+        yield f"table {type(value).__name__} {len(value)}".encode()
+        for key, entry in value.items():
+            yield from _pieces(key, seen)
+            yield from _pieces(entry, seen)
+    elif isinstance(value, list | tuple):
+        yield f"row {type(value).__name__} {len(value)}".encode()
+        for entry in value:
+            yield from _pieces(entry, seen)
+    elif isinstance(value, set | frozenset):
+        yield f"set {len(value)}".encode()
+        yield from sorted(digest_of(entry).encode() for entry in value)
+    else:
+        yield from _code(value, seen)
+
+
+def _code(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
+    """Functions, classes and objects."""
+    if isinstance(value, types.CodeType):
+        yield b"code" + value.co_code
+        told = (value.co_consts, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+        yield from _pieces(told, seen)
+    elif isinstance(value, types.FunctionType):
+        names = [name for name in _names(value.__code__) if name in value.__globals__]
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        yield b"function"
+        used = {name: value.__globals__[name] for name in names}
+        yield from _pieces((value.__code__, value.__defaults__, value.__kwdefaults__, cells, used), seen)
+    elif isinstance(value, types.MethodType):
+        yield b"method"
+        yield from _pieces((value.__func__, value.__self__), seen)
+    elif isinstance(value, functools.partial):
+        yield b"partial"
+        yield from _pieces((value.func, value.args, value.keywords), seen)
+    elif isinstance(value, staticmethod | classmethod):
+        yield b"wrapped"
+        yield from _pieces(value.__func__, seen)
+    elif isinstance(value, property):
+        yield b"property"
+        yield from _pieces((value.fget, value.fset, value.fdel), seen)
+    elif isinstance(value, type):
+        own = {name: entry for name, entry in vars(value).items() if name not in OF_EVERY_CLASS}
+        yield f"class {_name(value)}".encode()
+        yield from _pieces((value.__bases__, own), seen)
+    elif isinstance(value, Enum):
+        yield f"{_name(type(value))} {value.name}".encode()
+    elif isinstance(value, torch.dtype | torch.device | np.dtype | range | slice):
+        yield repr(value).encode()
+    elif (attributes := _attributes(value)) is not None:
+        yield b"object"
+        yield from _pieces((type(value), attributes), seen)
+    else:
+        yield os.urandom(16)
+
+
+def _numbers(value: Tensor | np.ndarray) -> Iterator[bytes]:
+    yield f"numbers {value.dtype} {tuple(value.shape)}".encode()
+    if isinstance(value, Tensor):
+        if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
+            yield os.urandom(16)
+            return
+        value = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    elif value.dtype.hasobject:
+        yield os.urandom(16)
+        return
+    yield np.ascontiguousarray(value).tobytes()
+
+
+def _by_name(value: Any) -> bool:
+    """Whether its code is a library's, or it is a module."""
+    if isinstance(value, types.ModuleType):
+        return True
+    return str(getattr(value, "__module__", None) or "builtins").partition(".")[0] in BY_NAME
+
+
+def _name(value: Any) -> str:
+    return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', value.__name__)}"
+
+
+def _names(code: types.CodeType) -> list[str]:
+    """Every name that a function or one inside it looks up."""
+    inner = [name for entry in code.co_consts if isinstance(entry, types.CodeType) for name in _names(entry)]
+    return sorted({*code.co_names, *inner})
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing was put there yet
+        return None
+
+
+OF_EVERY_CLASS = frozenset(
+    {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl", "__annotations__"}
+)
+"""Attributes of a class that say nothing of what it does, or differ from process to process."""
+
+
+OF_PICKLES = ("__reduce_ex__", "__reduce__", "__getstate__")
+"""Who has one of these of its own has a state of its own."""
+
+
+def _attributes(value: Any) -> dict[str, Any] | None:
+    """What an object holds, by name; None if that cannot be seen, as in one of an extension type."""
+    hooks = OF_PICKLES[:2] if isinstance(value, nn.Module) else OF_PICKLES  # a module's state is its attributes
+    if any(getattr(type(value), hook) is not getattr(object, hook) for hook in hooks):
+        return None
+    try:
+        object.__reduce_ex__(value, 2)  # which refuses what has more to it than attributes
+    except TypeError:
+        return None
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
+    held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return {**held, **getattr(value, "__dict__", {})}
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

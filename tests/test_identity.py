@@ -1,0 +1,157 @@
+"""Noise that never repeats: streams are named after all that uploads are made of."""
+
+import copy
+import functools
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from noisegate import Compute, Dataset, Spec
+from noisegate.lab.identity import digest_of
+from noisegate.lab.setup import prepare
+from noisegate.simulate import first_state, play
+from noisegate.workers import Direct
+
+CPU = Compute(device="cpu", threads=1)
+SPEC = Spec(dataset="mine", workers=3, byzantine=0.0, batch=6, rounds=4, sigma=4.0, sigma_base=4.0, aggregator="mean")
+FACTOR = 2.0
+
+
+def plain(outputs, targets):
+    return functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def doubled(outputs, targets):
+    return FACTOR * functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def smoothed(share: float):
+    def loss(outputs, targets):
+        return functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=share)
+
+    return loss
+
+
+class Net(nn.Module):
+    def __init__(self, flip: bool = False) -> None:
+        super().__init__()
+        self.layer, self.flip = nn.Linear(60, 4), flip
+
+    def forward(self, x):
+        return -self.layer(x) if self.flip else self.layer(x)
+
+
+def net(seed: int = 1, **settings) -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Net(**settings)
+
+
+def mine(shift: float = 0.0) -> Dataset:
+    rng = torch.Generator().manual_seed(5)
+    x, y = torch.randn(120, 60, generator=rng), torch.arange(120) % 4
+    x[3, 0] += shift
+    return Dataset("mine", x[:100], y[:100], x[100:], y[100:], classes=4)
+
+
+def noises_of(spec: Spec = SPEC, data: Dataset | None = None, module: nn.Module | None = None, loss=plain, **more):
+    """(3 rounds x n, d): uploads less the sums that they were made of."""
+    setup = prepare(spec, CPU, data or mine(), module or net(), loss, **more)
+    run = setup.federation
+    state, found = first_state(run), []
+    for t in range(3):
+        drawn = run.sampling.over(run.sizes, run.declared)(run.stream("batch", t))
+        owner, number = drawn.nonzero(as_tuple=True)
+        chosen = run.holdings[owner, number]
+        exact = Direct(run.model)(run.worker, state.params, run.x[chosen], run.y[chosen], owner, state.uploads)
+        state, _ = play(run, state, t)
+        found.append(state.uploads.double() - exact.double() / run.batch)
+    return torch.cat(found)
+
+
+PAIRS = {
+    "weights": ({}, {"module": net(2)}),
+    "weights by a hair": ({}, {"module": net(), "nudge": 1e-6}),
+    "module": ({}, {"module": net(flip=True)}),
+    "loss": ({}, {"loss": doubled}),
+    "closure": ({"loss": smoothed(0.1)}, {"loss": smoothed(0.2)}),
+    "loss object": (
+        {"loss": nn.CrossEntropyLoss(reduction="none")},
+        {"loss": nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)},
+    ),
+    "one example": ({}, {"data": mine(shift=1e-3)}),
+    "aggregator": ({}, {"spec": replace(SPEC, aggregator="median")}),
+    "label": ({"label": "one"}, {"label": "two"}),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_two_runs_that_differ_in_anything_share_no_noise(pair):
+    """The difference of two uploads with one noise is the difference of two sums, bare."""
+    noises = []
+    for given in pair:
+        given = dict(given)
+        if nudge := given.pop("nudge", 0.0):
+            given["module"] = copy.deepcopy(given["module"])
+            given["module"].layer.bias.data[0] += nudge
+        noises.append(noises_of(**given))
+    ours, theirs = noises
+    apart = (ours - theirs).norm(dim=1) / ours.norm(dim=1)
+    assert apart.min() > 1  # independent: about sqrt(2); with shared noise about 1e-6
+    rows = torch.corrcoef(torch.cat(noises)) - torch.eye(2 * len(ours))
+    assert rows.abs().max() < 6 / ours.shape[1] ** 0.5
+
+
+def test_the_same_run_has_the_same_noise():
+    assert torch.equal(noises_of(module=net()), noises_of(module=net()))
+    assert torch.equal(noises_of(loss=smoothed(0.1)), noises_of(loss=smoothed(0.1)))
+
+
+def test_what_cannot_be_told_apart_shares_noise_with_nobody_unless_it_has_a_label():
+    class Wrapped:
+        def __init__(self) -> None:
+            self.held = random.Random(1)  # an extension type: nothing of it can be seen
+
+        def __call__(self, outputs, targets):
+            return plain(outputs, targets)
+
+    assert not torch.equal(noises_of(loss=Wrapped()), noises_of(loss=Wrapped()))
+    assert torch.equal(noises_of(loss=Wrapped(), label="mine"), noises_of(loss=Wrapped(), label="mine"))
+
+
+def test_digests_tell_code_apart(monkeypatch):
+    class One(nn.Module):
+        def forward(self, x):
+            return x
+
+    class Two(nn.Module):
+        def forward(self, x):
+            return x + 1
+
+    Two.__name__, Two.__qualname__ = One.__name__, One.__qualname__
+    things = [
+        One(), Two(), plain, doubled, smoothed(0.1), smoothed(0.2), functools.partial(smoothed, 0.1),
+        functools.partial(smoothed, 0.2), smoothed, net(), net(2), lambda x: x + 1, lambda x: x + 2,
+        {"a": 1}, {"a": 1.0}, [1], (1,), {1}, frozenset({1, 2}), b"1", "1", None, np.arange(3), torch.arange(3),
+        torch.arange(3.0), torch.arange(3).view(1, 3), torch.float32, range(3), One, Two,
+    ]  # fmt: skip
+    digests = [digest_of(thing) for thing in things]
+    assert len(set(digests)) == len(things)
+    assert digests == [digest_of(thing) for thing in things]
+    assert digest_of(net()) == digest_of(copy.deepcopy(net()))
+    before = digest_of(doubled)
+    monkeypatch.setitem(globals(), "FACTOR", 3.0)
+    assert digest_of(doubled) != before  # a global that it names
+
+
+def test_digests_end_on_cycles_and_are_random_where_nothing_can_be_seen():
+    row: list = [1]
+    row.append(row)
+    assert digest_of(row) == digest_of(row)
+    assert digest_of(random.Random(1)) != digest_of(random.Random(1))
+    assert digest_of(torch.zeros(3).to_sparse()) != digest_of(torch.zeros(3).to_sparse())
