@@ -117,6 +117,17 @@ def noise_with_a_common_part(patch):
     patch.setattr(round_module, "fill_with_noise", fill_together)
 
 
+def rate_of_the_true_size(patch):
+    """What the product did before a size was declared: who has fewer examples draws each more often."""
+
+    def over(self, sizes, declared):
+        held = torch.arange(int(sizes.max())) < sizes[:, None]
+        chance = self.batch / sizes[:, None].double()
+        return lambda rng: held & (torch.rand(held.shape, generator=rng, dtype=torch.float64) < chance)
+
+    patch.setattr(Poisson, "over", over)
+
+
 def uniform_noise(patch):
     def fill(uploads, std, rng):
         uploads.uniform_(-std * math.sqrt(3), std * math.sqrt(3), generator=rng)
@@ -140,13 +151,13 @@ def long_contributions(patch):
 
 def twice_the_rate(patch):
     over = Poisson.over
-    patch.setattr(Poisson, "over", lambda self, sizes, *rest: over(Poisson(2 * self.batch), sizes, *rest))
+    patch.setattr(Poisson, "over", lambda self, sizes, declared: over(Poisson(2 * self.batch), sizes, declared))
 
 
 def all_or_nothing(patch):
-    def over(self, sizes, *rest):
+    def over(self, sizes, declared):
         held = torch.arange(int(sizes.max())) < sizes[:, None]
-        return lambda rng: held & (torch.rand(len(sizes), 1, generator=rng) < self.batch / sizes[:, None])
+        return lambda rng: held & (torch.rand(len(sizes), 1, generator=rng) < self.batch / declared)
 
     patch.setattr(Poisson, "over", over)
 
@@ -161,6 +172,7 @@ MUTANTS = [
     (nine_batches, {"sampling: two batches alike", "sampling: lags", "sampling: spread of counts"}),
     (long_contributions, {"bound: random gradients", "bound: the model"}),
     (twice_the_rate, {"sampling: rate", "sampling: one example", "whole"}),
+    (rate_of_the_true_size, {"whole"}),
     (all_or_nothing, {"sampling: batch sizes"}),
 ]
 
@@ -213,6 +225,7 @@ def test_your_own_model_and_loss_are_used(small):
 @pytest.mark.parametrize(
     "changes",
     [
+        {"secret": True},
         {"worker": "clipped"},
         {"worker": "clipped-momentum"},
         {"worker": "sign-gaussian"},

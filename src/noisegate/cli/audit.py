@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from noisegate.cli.privacy import read_delta
 from noisegate.cli.run import SILENCE, gather
 from noisegate.compute import Compute
 from noisegate.lab.spec import Spec
@@ -24,7 +25,7 @@ def audit_command(
     dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None,
     model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None,
     epsilon: Annotated[float | None, typer.Option(help="Budget of every worker over the whole run. [2]")] = None,
-    delta: Annotated[float | None, typer.Option(help="The delta of that budget.")] = None,
+    delta: Annotated[str | None, typer.Option(help="A number, or paper: declared to the power -1.1.")] = None,
     sigma: Annotated[float | None, typer.Option(help="Noise multiplier, instead of epsilon or beside it.")] = None,
     accountant: Annotated[str | None, typer.Option(help="pld or rdp. [pld]")] = None,
     sampling: Annotated[str | None, typer.Option(help="poisson or fixed. [poisson]")] = None,
@@ -32,6 +33,8 @@ def audit_command(
     workers: Annotated[int | None, typer.Option(help="Honest workers.")] = None,
     worker: Annotated[str | None, typer.Option(help="A name of `noisegate list workers`. [normalized]")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    declared: Annotated[int | None, typer.Option(help="Examples that every worker declares.")] = None,
+    secret: Annotated[bool | None, typer.Option("--secret", help="Audit noise that nobody can draw again.")] = None,
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it. [1]")] = None,
     settings: Annotated[
         list[str] | None,
@@ -50,7 +53,7 @@ def audit_command(
         "dataset": dataset,
         "model": model,
         "epsilon": epsilon,
-        "delta": delta,
+        "delta": read_delta(delta),
         "sigma": sigma,
         "accountant": accountant,
         "sampling": sampling,
@@ -58,6 +61,8 @@ def audit_command(
         "workers": workers,
         "worker": worker,
         "rounds": rounds,
+        "declared": declared,
+        "secret": secret,
         "seed": seed,
     }
     flags = {name: value for name, value in given.items() if value is not None}

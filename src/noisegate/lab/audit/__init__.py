@@ -23,9 +23,9 @@ from noisegate.lab.audit.plot import page
 from noisegate.lab.audit.record import INCONCLUSIVE, NOT_REFUTED, REFUTED, WEAKER, Audit, decide
 from noisegate.lab.audit.signs import attack_signs
 from noisegate.lab.audit.whole import Whole, measure
+from noisegate.lab.files import write_whole
 from noisegate.lab.setup import Setup, prepare
 from noisegate.lab.spec import Spec
-from noisegate.lab.store import write_whole
 from noisegate.vectors import Loss, cross_entropy
 
 TRIALS = 4000
@@ -147,6 +147,6 @@ def write_audit(found: Audit, out: Path) -> tuple[Path, Path]:
     except OSError as error:
         raise StoreError(f"{out}: cannot be written ({error.strerror}); choose another --out") from None
     html, record = out / "audit.html", out / "audit.json"
-    write_whole(html, page(found).encode(), ".audit.html.part")
-    write_whole(record, (json.dumps(found.as_dict(), indent=2) + "\n").encode(), ".audit.json.part")
+    write_whole(html, page(found).encode())
+    write_whole(record, (json.dumps(found.as_dict(), indent=2) + "\n").encode())
     return html, record

@@ -101,6 +101,13 @@ def area(held: Array, not_held: Array) -> tuple[float, float]:
     return float(above_others.mean()), error
 
 
+def area_error(area: float, held: int, not_held: int) -> float:
+    """The standard error that so many trials with this area have on average (Hanley and McNeil, 1982)."""
+    one, two = area / (2 - area), 2 * area**2 / (1 + area)
+    variance = area * (1 - area) + (held - 1) * (one - area**2) + (not_held - 1) * (two - area**2)
+    return math.sqrt(variance / (held * not_held))
+
+
 def mu_of(area: float) -> float:
     """The mu of the Gaussian mechanism whose ROC curve has this area."""
     return max(0.0, math.sqrt(2) * float(stats.norm.ppf(min(area, 1 - 1e-12))))

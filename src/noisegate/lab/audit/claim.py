@@ -132,6 +132,6 @@ def claim_of(setup: Setup) -> Claim:
 
 
 def declared_of(setup: Setup) -> int:
-    """The number of examples by which the rate is set: the declared one, or under `fixed` the smallest worker's."""
+    """The number of examples that the price is for; of the smallest worker, where it depends on the true numbers."""
     run = setup.federation
-    return min(run.sampling.priced(run.sizes[~run.byzantine].tolist(), run.declared))
+    return min(run.sampling.priced(run.sizes[run.honest_rows].tolist(), run.declared))

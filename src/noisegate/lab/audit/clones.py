@@ -45,12 +45,12 @@ def company_of(setup: Setup, claim: Claim) -> Tensor:
     return run.holdings[run.honest_rows[:1], 0].expand(wanted)
 
 
-def stage(setup: Setup, claim: Claim, **changes: Any) -> Federation:
+def stage(setup: Setup, **changes: Any) -> Federation:
     """The run's federation without liars or a defense, for the adversary to fill: everyone in it is honest."""
-    return replace(setup.federation, attack=ATTACKS["none"](), rule=Frozen(), declared=claim.examples, **changes)
+    return replace(setup.federation, attack=ATTACKS["none"](), rule=Frozen(), **changes)
 
 
-def clones(setup: Setup, claim: Claim, canary: Canary, company: Tensor, held: Tensor, name: str) -> Federation:
+def clones(setup: Setup, canary: Canary, company: Tensor, held: Tensor, name: str) -> Federation:
     """One clone for each entry of `held` (n,): True if it holds the (first) canary."""
     run, n = setup.federation, len(held)
     planted = len(run.y) + torch.arange(len(canary.y), device=company.device)
@@ -62,7 +62,6 @@ def clones(setup: Setup, claim: Claim, canary: Canary, company: Tensor, held: Te
         sizes = sizes - (~held).long()  # it is not there at all
     return stage(
         setup,
-        claim,
         x=torch.cat([run.x, canary.x]),
         y=torch.cat([run.y, canary.y]),
         holdings=rows,
@@ -96,7 +95,7 @@ def attack(
     coins, parts = groups(setup, trials, noise)
     losses = []
     for number, held in enumerate(parts):
-        playing = clones(setup, claim, canary, company, held, f"audit/{noise}/{number}")
+        playing = clones(setup, canary, company, held, f"audit/{noise}/{number}")
         playing = replace(playing, sigma=noise * setup.federation.sigma)
         losses.append(_play(playing, replace(canary, noise=noise * canary.noise), watch))
     return coins, torch.cat(losses).cpu()

@@ -39,7 +39,6 @@ def drawn_batches(setup: Setup, claim: Claim, rounds: int) -> Tensor:
     recorder = Recorder()
     federation = stage(
         setup,
-        claim,
         sums=recorder,
         x=torch.zeros(1, 1, device=device).expand(numbers.numel(), 1),
         y=numbers.flatten(),  # an example's label is its number

@@ -17,12 +17,12 @@ from torch import Tensor
 from noisegate.lab.audit.bounds import above, below
 from noisegate.lab.audit.claim import Claim
 from noisegate.lab.audit.clones import stage
-from noisegate.lab.audit.signs import linear_model
+from noisegate.lab.audit.signs import CHUNK, linear_model
 from noisegate.lab.audit.witness import Recorder
 from noisegate.lab.setup import Setup
 from noisegate.simulate import Federation, first_state, play
 from noisegate.streams import stream
-from noisegate.workers import choose_sums
+from noisegate.workers import ClosedForm, Direct
 
 BLOCK, HALF = 16, 8
 BITS = 2.0**24
@@ -120,9 +120,8 @@ def server_model(setup: Setup, claim: Claim, workers: int) -> tuple[Federation, 
     model = linear_model(WIDTH, y.numel(), device)
     federation = stage(
         setup,
-        claim,
         model=model,
-        sums=choose_sums(model, model.initial(), example.expand(4, -1), y[-1:].expand(4)),
+        sums=ClosedForm.of(model, CHUNK) or Direct(model),
         x=example.expand(y.numel(), -1),  # which takes no memory
         y=y,
         aux_x=example,

@@ -118,7 +118,6 @@ def _uploads(setup: Setup, claim: Claim, known: Tensor, side: int) -> Tensor:
     company = company_of(setup, claim)
     federation = stage(
         setup,
-        claim,
         sums=Constant(known),
         holdings=company.repeat(side, 1),
         sizes=torch.full((side,), len(company), device=company.device),

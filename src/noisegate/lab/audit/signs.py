@@ -17,7 +17,10 @@ from noisegate.lab.setup import Setup
 from noisegate.simulate import Federation, first_state, play
 from noisegate.vectors import FlatModel
 from noisegate.views import Worker
-from noisegate.workers import choose_sums
+from noisegate.workers import ClosedForm, Direct
+
+CHUNK = 128
+"""Examples at a time, should the model that the server chose have no closed form."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +72,8 @@ def _clones(setup: Setup, claim: Claim, held: Tensor, name: str) -> Federation:
     numbers = torch.tensor([0] * company + [1], device=device)
     return stage(
         setup,
-        claim,
         model=model,
-        sums=choose_sums(model, model.initial(), row.expand(4, -1), torch.ones(4, dtype=torch.int64, device=device)),
+        sums=ClosedForm.of(model, CHUNK) or Direct(model),
         x=row.expand(2, -1),
         y=torch.tensor([0, 1], device=device),
         aux_x=row,

@@ -4,9 +4,9 @@ An event has probability p in one world and q in the other; the claim allows p <
 epsilon of its curve, in both directions. Three kinds of test, with all thresholds fixed beforehand:
 * the ROC curve of the log likelihood ratio has no larger area than the region of all that is allowed;
 * a guess by the sign of the ratio is right with probability at most (1 + delta(0)) / 2;
-* the ratio is beyond .5 or .75 times the claimed epsilon, in either direction.
+* the ratio is .75 or 1.5 of its standard deviations beyond its mean, by the claim, in either direction.
 The first has half of the level, the second a quarter, the other four share the rest. What is reported beside that are
-bounds of 95 %, from a threshold of .75 times the claimed epsilon: by computation the best for some thousand trials.
+bounds of 95 %, from a threshold of 1.5 deviations: by computation about the best for some thousand trials.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from noisegate.lab.audit import bounds
 from noisegate.lab.audit.check import WHOLE_LEVEL, Check
 from noisegate.lab.audit.claim import REFERENCE_DELTA, Claim
 
-BEYOND = (0.5, 0.75)
-"""Thresholds of the decision, in claimed epsilons."""
+BEYOND = (0.75, 1.5)
+"""Thresholds of the decision, in deviations."""
 
-REPORTED = 0.75
+REPORTED = 1.5
 """Threshold of the lower bound that is reported, in both directions."""
 
-FEWEST = 16
-"""Trials with the canary, and without, below which no area is judged: its error would not be known."""
+FEWEST = 100
+"""Trials with the canary, and without, below which no area is judged: it is not yet close to a normal law."""
 
 CONFIDENCE = 0.95
 GUESSED = 0.25
@@ -110,7 +110,9 @@ def measure(held: NDArray[np.bool_], losses: Array, claim: Claim) -> Whole:
 def judge_trials(inside: Array, outside: Array, claim: Claim) -> tuple[Check, ...]:
     """The tests that decide, on the ratios with the canary and without; together of level WHOLE_LEVEL."""
     auc, error = _area(inside, outside)
-    p = float(stats.norm.sf((auc - claim.area) / error)) if error else float(auc <= claim.area)
+    if error < 1:  # no less than it is at the edge of the claim: few trials that are told apart well would have none
+        error = max(error, bounds.area_error(claim.area, len(inside), len(outside)))
+    p = float(stats.norm.sf((auc - claim.area) / error))
     found = f"area under the ROC curve {auc:.4f} (error {error:.4f}), of {claim.area:.4f} allowed (p = {p:.2g})"
     checks = [Check("whole: area", found, p < WHOLE_LEVEL / 2, p)]
     right, trials = int((inside > 0).sum() + (outside <= 0).sum()), len(inside) + len(outside)
@@ -120,7 +122,7 @@ def judge_trials(inside: Array, outside: Array, claim: Claim) -> tuple[Check, ..
     checks.append(Check("whole: guesses", found, p < WHOLE_LEVEL / 4, p))
     level = WHOLE_LEVEL / 4 / (2 * len(BEYOND))
     for multiple in BEYOND:
-        epsilon = multiple * claim.epsilon
+        epsilon = _threshold(claim, multiple)
         delta = claim.delta_at(epsilon)
         for side, counts in _counts(inside, outside, epsilon).items():
             hits, of, false, others = counts
@@ -135,6 +137,12 @@ def _area(inside: Array, outside: Array) -> tuple[float, float]:
     return bounds.area(inside, outside) if min(len(inside), len(outside)) >= FEWEST else (0.5, 1.0)
 
 
+def _threshold(claim: Claim, deviations: float) -> float:
+    """So many deviations beyond the mean of a ratio that is normal with mean mu^2 / 2 and deviation mu, as claimed."""
+    mu = bounds.mu_of(claim.area)
+    return mu * mu / 2 + deviations * mu
+
+
 def _counts(inside: Array, outside: Array, threshold: float) -> dict[str, tuple[int, int, int, int]]:
     """(hits, of how many, false ones, of how many) of guessing that the canary is there, and that it is not."""
     there = int((inside > threshold).sum()), len(inside), int((outside > threshold).sum()), len(outside)
@@ -143,7 +151,7 @@ def _counts(inside: Array, outside: Array, threshold: float) -> dict[str, tuple[
 
 
 def _bound(inside: Array, outside: Array, claim: Claim, delta: float, mu_low: float) -> Bound:
-    sides = _counts(inside, outside, REPORTED * claim.epsilon).values()
+    sides = _counts(inside, outside, _threshold(claim, REPORTED)).values()
     measured = max(bounds.epsilon_above(*counts, delta, (1 - CONFIDENCE) / len(sides)) for counts in sides)
     losses = np.concatenate([inside, outside])
     held = np.arange(len(losses)) < len(inside)
