@@ -21,7 +21,17 @@ from noisegate.workers.closed_form import ClosedForm
 
 CPU = Compute(device="cpu")
 CLASSES, FEATURES = 3, 6
-SPEC = Spec(workers=8, byzantine=0.0, aggregator="mean", rounds=4, sigma=4.0, sigma_base=4.0, accountant="rdp")
+SPEC = Spec(
+    workers=8,
+    byzantine=0.0,
+    aggregator="mean",
+    rounds=4,
+    batch=16,
+    rate=0.2,
+    sigma=4.0,
+    sigma_base=4.0,
+    accountant="rdp",
+)
 MIXES = "mixes the examples of a batch"
 ALONE = "batch of one"
 
@@ -604,15 +614,15 @@ def test_a_few_examples_without_a_loss_contribute_nothing_and_stop_nobody(way):
 def test_a_model_that_leaves_float32_by_itself_stops_the_run():
     with pytest.raises(SpecError, match=r"round 2: the model's parameters are no longer finite.*lower rate"):
         run(
-            replace(SPEC, rate=3e38, sigma=400.0, sigma_base=400.0, evaluate_every=2),
+            replace(SPEC, rate=1e9, worker={"name": "clipped", "threshold": 1e29}, evaluate_every=2),
             dataset=data(),
             model=network(),
             compute=CPU,
         )
 
 
-@pytest.mark.parametrize("factor", [1e12, 1e20])
-@pytest.mark.parametrize("rate", [1.0, 1e10, 1e25])
+@pytest.mark.parametrize("factor", [1e12, 1e20, 1e30])
+@pytest.mark.parametrize("rate", [1.0, 1e9])
 def test_a_model_that_an_attack_drives_out_of_float32_ends_with_its_accuracy(factor, rate):
     attack = {"name": "large-norm", "factor": factor}
     spec = replace(SPEC, byzantine=0.4, attack=attack, rate=rate, evaluate_every=1)

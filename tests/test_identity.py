@@ -3,7 +3,11 @@
 import copy
 import functools
 import random
+import re
+import threading
 from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,7 +119,7 @@ def test_the_same_run_has_the_same_noise():
 def test_what_cannot_be_told_apart_shares_noise_with_nobody_unless_it_has_a_label():
     class Wrapped:
         def __init__(self) -> None:
-            self.held = random.Random(1)  # an extension type: nothing of it can be seen
+            self.held = threading.Lock()  # an extension type: nothing of it can be seen
 
         def __call__(self, outputs, targets):
             return plain(outputs, targets)
@@ -138,7 +142,8 @@ def test_digests_tell_code_apart(monkeypatch):
         One(), Two(), plain, doubled, smoothed(0.1), smoothed(0.2), functools.partial(smoothed, 0.1),
         functools.partial(smoothed, 0.2), smoothed, net(), net(2), lambda x: x + 1, lambda x: x + 2,
         {"a": 1}, {"a": 1.0}, [1], (1,), {1}, frozenset({1, 2}), b"1", "1", None, np.arange(3), torch.arange(3),
-        torch.arange(3.0), torch.arange(3).view(1, 3), torch.float32, range(3), One, Two,
+        torch.arange(3.0), Path("a"), Path("b"), re.compile("a"), re.compile("b"), random.Random(1), random.Random(2),
+        Fraction(1, 2), torch.arange(3).view(1, 3), torch.float32, range(3), One, Two,
     ]  # fmt: skip
     digests = [digest_of(thing) for thing in things]
     assert len(set(digests)) == len(things)
@@ -149,9 +154,15 @@ def test_digests_tell_code_apart(monkeypatch):
     assert digest_of(doubled) != before  # a global that it names
 
 
+class Refusing:
+    def __reduce_ex__(self, protocol):
+        raise RuntimeError("no")
+
+
 def test_digests_end_on_cycles_and_are_random_where_nothing_can_be_seen():
     row: list = [1]
     row.append(row)
     assert digest_of(row) == digest_of(row)
-    assert digest_of(random.Random(1)) != digest_of(random.Random(1))
+    assert digest_of(threading.Lock()) != digest_of(threading.Lock())
+    assert digest_of(Refusing()) != digest_of(Refusing())
     assert digest_of(torch.zeros(3).to_sparse()) != digest_of(torch.zeros(3).to_sparse())

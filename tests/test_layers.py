@@ -16,7 +16,21 @@ ROOT = Path(noisegate.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LAYERS = {
-    **dict.fromkeys(("checks", "errors", "compute", "kernels", "room", "streams", "vectors", "version"), 0),
+    **dict.fromkeys(
+        (
+            "chacha",
+            "checks",
+            "compute",
+            "entropy",
+            "errors",
+            "kernels",
+            "room",
+            "streams",
+            "vectors",
+            "version",
+        ),
+        0,
+    ),
     **dict.fromkeys(("views", "catalog", "sampling", "models", "data", "flips"), 1),
     **dict.fromkeys(("workers", "attacks", "aggregators", "privacy"), 2),
     **dict.fromkeys(("simulate", "flower"), 3),
@@ -28,6 +42,8 @@ SAME_LAYER = {
     ("checks", "errors"),
     ("compute", "checks"),
     ("compute", "errors"),
+    ("entropy", "chacha"),
+    ("entropy", "kernels"),
     ("streams", "errors"),
     ("vectors", "errors"),
     ("vectors", "kernels"),

@@ -114,12 +114,12 @@ def test_numbers_are_never_rounded_down():
 
 REFUSED = [
     ({"secret": False}, "is not a secret run: its seed gives the noise back"),
-    ({"secret": "gone"}, "is not a secret run: its seed gives the noise back"),
-    ({"secret": "yes"}, "is not a secret run"),
+    ({"secret": "gone"}, "lacks secret"),
+    ({"secret": "yes"}, "secret is of another type"),
     ({"sigma": 0.0, "epsilon": None}, "was trained without noise"),
     ({"accountant": "stated"}, "its epsilon was stated"),
-    ({"mu": "gone"}, "does not say mu"),
-    ({"declared": "many"}, "is damaged (declared)"),
+    ({"mu": "gone"}, "lacks mu"),
+    ({"declared": "many"}, "declared is of another type"),
     ({"epsilon": -1.0}, "epsilon is out of range"),
     ({"parameters": 5}, "model.safetensors"),
 ]

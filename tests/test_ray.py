@@ -125,7 +125,9 @@ def test_the_command(ray, cli, tmp_path):
     answer = cli("sweep", path, "--engine", "ray", "--jobs", "2", "--device", "cpu")
     assert answer.status == 0, answer.err
     assert "sweep: 2 runs, 2 at a time, kept in runs/sweep-grid\n" in answer.err
-    assert [line.split()[-1] for line in answer.out.splitlines()] == ["seeds", "2", "runs/sweep-grid"]
+    told = answer.out.splitlines()
+    assert [line.split()[-1] for line in (*told[:2], told[-1])] == ["seeds", "2", "runs/sweep-grid"]
+    assert "2 trainings on digits cost an example epsilon" in told[2]
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch):

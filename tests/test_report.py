@@ -238,7 +238,7 @@ def test_privacy_ends_where_the_result_says(tmp_path, delta):
     assert spent.epsilons[0] == 0
     assert spent.epsilons[-1] == pytest.approx(result.epsilon, rel=1e-3)
     assert spent.epsilons == sorted(spent.epsilons)
-    assert "(141 examples)" in spent.note or delta, "1437 examples less 20, for 10 workers"
+    assert "(142 examples declared)" in spent.note, "1437 examples less 20, for 10 workers"
 
 
 def test_privacy_that_was_only_stated_is_not_drawn(folder):

@@ -123,7 +123,7 @@ def test_other_data_or_another_model_is_not_resumed(quick, toy, tmp_path):
         {"dataset": data},
         {},
     ):
-        with pytest.raises(StoreError, match="other data or another model"):
+        with pytest.raises(StoreError, match="other data, model or loss"):
             run(spec, out=tmp_path / "run", resume=True, **inputs)
     assert run(spec, dataset=data, model=model, out=tmp_path / "run", resume=True).rounds == 3
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from noisegate.cli.privacy import read_delta
 from noisegate.cli.run import SILENCE, gather
+from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.lab.spec import Spec
 

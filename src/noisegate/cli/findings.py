@@ -5,10 +5,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from noisegate.cli.progress import runs
+from noisegate.cli.terminal import Console
 from noisegate.lab import Findings
 from noisegate.lab.plot import WITHOUT, describe, part
 from noisegate.lab.redteam import BEHAVED, Outcome, Trial

@@ -4,12 +4,13 @@ The digest is in the name of every noise and batch stream (`Federation.name`). S
 never share noise, whatever their specs say. It is a function of private data: it is written nowhere.
 
 Code is told apart by its bytecode, its constants, what it closes over, and the globals that it names. A class is its
-methods, an object is its class and its attributes. Code of noisegate, torch and the other libraries that a run is made
-with goes by its name. Something else (an extension type, an open file) cannot be told apart. Then the digest holds
-fresh random bytes: its noise is shared with nobody's, and such a run is not the same twice. A `label` stands for code
-that cannot be read.
+methods, an object is its class and what it would be made of again. Code of noisegate, torch and the other libraries
+that a run is made with goes by its name. Something else (a lock, an open file) cannot be told apart. Then the digest
+holds fresh random bytes: its noise is shared with nobody's, and such a run is not the same twice. A `label` stands for
+code that cannot be read.
 """
 
+import copyreg
 import functools
 import hashlib
 import os
@@ -28,6 +29,9 @@ from noisegate.vectors import Loss
 
 BY_NAME = frozenset({"noisegate", "torch", "numpy", "scipy", "sklearn", *sys.stdlib_module_names})
 """Packages whose code goes by its name."""
+
+PROTOCOL = 4
+"""Of `__reduce_ex__`: how an object says what it is made of. Nothing is pickled."""
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 """What is told apart by type and `repr`."""
@@ -122,9 +126,9 @@ def _code(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
         yield f"{_name(type(value))} {value.name}".encode()
     elif isinstance(value, torch.dtype | torch.device | np.dtype | range | slice):
         yield repr(value).encode()
-    elif (attributes := _attributes(value)) is not None:
+    elif (parts := _reduced(value)) is not None:
         yield b"object"
-        yield from _pieces((type(value), attributes), seen)
+        yield from _pieces((type(value), parts), seen)
     else:
         yield os.urandom(16)
 
@@ -172,25 +176,11 @@ OF_EVERY_CLASS = frozenset(
 """Attributes of a class that say nothing of what it does, or differ from process to process."""
 
 
-OF_PICKLES = ("__reduce_ex__", "__reduce__", "__getstate__")
-"""Who has one of these of its own has a state of its own."""
-
-
-def _attributes(value: Any) -> dict[str, Any] | None:
-    """What an object holds, by name; None if that cannot be seen, as in one of an extension type."""
-    hooks = OF_PICKLES[:2] if isinstance(value, nn.Module) else OF_PICKLES  # a module's state is its attributes
-    if any(getattr(type(value), hook) is not getattr(object, hook) for hook in hooks):
-        return None
+def _reduced(value: Any) -> Any:
+    """What an object would be made of again: class and attributes, or what it says itself; None if it cannot."""
+    own = copyreg.dispatch_table.get(type(value))
     try:
-        object.__reduce_ex__(value, 2)  # which refuses what has more to it than attributes
-    except TypeError:
+        found = own(value) if own else value.__reduce_ex__(PROTOCOL)
+    except Exception:  # noqa: BLE001  # an object of anyone's, or one of an extension type that has more to it
         return None
-    slots = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    held = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return {**held, **getattr(value, "__dict__", {})}
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    slots = vars(kind).get("__slots__", ())
-    names = (slots,) if isinstance(slots, str) else tuple(slots)
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+    return found if isinstance(found, str) else [list(part) if isinstance(part, Iterator) else part for part in found]

@@ -130,7 +130,7 @@ class RunFolder:
                 "the same; give that key in $NOISEGATE_KEY, or choose another --out"
             )
         if found != asked:
-            raise StoreError(f"{plain(self.path)}: was made from other data or another model; choose another --out")
+            raise StoreError(f"{plain(self.path)}: was made from other data, model or loss; choose another --out")
 
     def _same_spec(self, spec: Spec) -> None:
         try:
