@@ -5,16 +5,17 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from noisegate import Compute, Spec, SpecError, run
+from noisegate import Compute, Poisson, Spec, SpecError, epsilon, run
 from noisegate.entropy import Source
 from noisegate.lab.setup import prepare
-from noisegate.simulate import first_state, play
+from noisegate.simulate import first_state, play, rounds, shares, start
 from noisegate.views import Reason
 from noisegate.workers import Direct
 from oracles import ks_p_value
@@ -27,7 +28,6 @@ SPEC = Spec(rounds=12, sigma=4.0, sigma_base=4.0, accountant="rdp", secret=True,
 def drawn_for(monkeypatch):
     """The rounds that noise was drawn for, in order."""
     found: list[int] = []
-    from noisegate.simulate import rounds
 
     def noted(federation, state, t, *args):
         found.append(t)
@@ -95,8 +95,6 @@ def test_an_interrupted_secret_run_goes_on_behind_what_it_drew_for(tmp_path, dra
 
 
 def test_an_interruption_in_a_round_loses_that_round(tmp_path, monkeypatch):
-    from noisegate.simulate import rounds
-
     drawn = []
 
     def broken(federation, state, t, *args):
@@ -130,9 +128,6 @@ noisegate.run(make_spec({spec.canonical()!r}), compute=noisegate.Compute(device=
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
 
-    class Enough(Exception):
-        pass
-
     def few(progress, rounds):
         if len(drawn_for) >= 3:
             raise KeyboardInterrupt
@@ -142,25 +137,18 @@ noisegate.run(make_spec({spec.canonical()!r}), compute=noisegate.Compute(device=
     assert drawn_for == [1000, 1001, 1002]
 
 
-def test_lost_rounds_are_counted_as_missing_and_priced(tmp_path):
+def test_lost_rounds_are_missing_and_their_price_is_paid():
     setup = prepare(SPEC, CPU)
-    from noisegate.simulate import start
-
-    progress = start(setup.federation)
-    moved = Progress_with(progress, reserved=5).skip_reserved()
-    assert moved.rounds == 5
+    moved = replace(start(setup.federation), reserved=5).skip_reserved()
+    assert (moved.rounds, moved.lost) == (5, 5)
     assert (moved.reasons[:5] == Reason.MISSING).all()
-    assert moved.lost == 5
+    assert shares(setup.federation, moved.reasons[:5]) == (0.0, 0.0)  # nobody was refused, nothing was used
+    whole = epsilon(4.0, examples=setup.privacy.declared, rounds=12, sampling=Poisson(SPEC.batch), accountant="rdp")
+    assert setup.privacy.epsilon == whole  # of all rounds, whether they are played or lost
 
 
-def Progress_with(progress, **changes):
-    from dataclasses import replace
-
-    return replace(progress, **changes)
-
-
-def test_nothing_in_the_folder_of_a_secret_run_repeats_its_draws(tmp_path):
-    """The seed, the name and all files together: drawing by them gives other uploads than those in the checkpoint."""
+def test_the_folder_of_a_secret_run_does_not_give_its_draws_back(tmp_path):
+    """Whoever has the folder knows spec and seed. What they draw with these is not what the run drew."""
     out = tmp_path / "run"
 
     def stop(progress, rounds):
@@ -169,10 +157,28 @@ def test_nothing_in_the_folder_of_a_secret_run_repeats_its_draws(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         run(SPEC, compute=CPU, out=out, watch=stop)
-    files = {path.name for path in Path(out).iterdir()}
-    assert files <= {"spec.toml", "environment.json", "checkpoint.safetensors", "rounds.jsonl", "inputs.json", ".lock"}
-    for path in out.iterdir():
-        assert b"key" not in path.read_bytes().lower().replace(b"keyed", b"") or path.name != "checkpoint.safetensors"
+    files = {path.name for path in out.iterdir()}
+    assert files == {"spec.toml", "environment.json", "checkpoint.safetensors", "rounds.jsonl", ".lock"}
+    sent = load_file(out / "checkpoint.safetensors")["uploads"]
+    for secret in (True, False):
+        again = prepare(replace(SPEC, secret=secret), CPU).federation
+        uploads = play(again, first_state(again), 0)[0].uploads
+        assert ((uploads - sent).norm(dim=1) / sent.norm(dim=1)).min() > 1  # independent: about sqrt(2)
+
+
+def test_the_folder_of_another_run_does(tmp_path):
+    """So that the test above can fail: without --secret the folder gives every upload back."""
+    out, spec = tmp_path / "run", replace(SPEC, secret=False)
+
+    def stop(progress, rounds):
+        if progress.rounds == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(spec, compute=CPU, out=out, watch=stop)
+    sent = load_file(out / "checkpoint.safetensors")["uploads"]
+    again = prepare(spec, CPU).federation
+    assert torch.equal(play(again, first_state(again), 0)[0].uploads, sent)
 
 
 def test_a_secret_result_says_so_and_a_run_of_the_seed_does_not(tmp_path):
