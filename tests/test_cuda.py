@@ -13,6 +13,7 @@ from noisegate import kernels
 from noisegate.aggregators import AGGREGATORS
 from noisegate.aggregators.noise_tests import _any_outside, _edges, ks_rejects
 from noisegate.attacks import ATTACKS
+from noisegate.entropy import Secret, grid_of
 from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.models import build_model
 from noisegate.room import Room
@@ -263,6 +264,42 @@ def test_same_spec_same_bytes(model: str) -> None:
     assert same_bytes(*runs)
     assert runs[0].curve == runs[1].curve
     assert [line["round"] for line in runs[0].curve] == [5, 10, 12]
+
+
+@pytest.mark.parametrize("count", [1, 999, 2410, 100_000])
+def test_secret_noise_on_a_device_is_that_of_its_plain_twin(count, monkeypatch) -> None:
+    secret, sums = Secret(torch.device("cuda")), torch.randn(1, count, device="cuda")
+    found = []
+    for fused in (True, False):
+        monkeypatch.setattr(kernels, "fused", lambda like, fused=fused: fused)
+        sent = sums.clone()
+        secret.source("noise").add_noise(sent, 0.05)
+        found.append(sent)
+    assert (found[0] - found[1]).abs().max() <= grid_of(0.05)
+    assert (found[0] == found[1]).float().mean() > 0.999
+    noise = (found[0] - sums).flatten().cpu() / 0.05
+    assert count < 2410 or abs(float(noise.std()) - 1) < 5 / (2 * count) ** 0.5
+    drawn = secret.source("batch").uniform(1000)
+    monkeypatch.setattr(kernels, "available", lambda: False)
+    assert torch.equal(drawn, secret.source("batch").uniform(1000))
+
+
+@pytest.mark.parametrize("aggregator", ["mean", "two-stage", "fortified"])
+def test_a_secret_run_is_recorded_and_every_round_has_noise_of_its_own(aggregator) -> None:
+    run = setup(aggregator=aggregator, secret=True, rounds=12).federation
+    recorded, rounds = played(run)
+    assert all(isinstance(found, Recorded) for found in rounds._device.graphs.values())
+    plain, _ = played(run, graph=False)
+    assert same_bytes(recorded, plain)  # one key: the same draws by round, recorded or not
+    other, _ = played(setup(aggregator=aggregator, secret=True, rounds=12).federation)
+    assert not same_bytes(recorded, other)
+    rounds, sent = Rounds(run, start(run)), []
+    for _ in range(6):
+        rounds.step()
+        sent.append(rounds.settled().state.uploads.clone())
+    rows = torch.cat(sent)
+    away = torch.corrcoef(rows) - torch.eye(len(rows), device="cuda")
+    assert away.abs().max() < 0.5  # momentum leans on the last upload by a tenth; the same noise would give 1
 
 
 LOOK = ("mda", "guerraoui")

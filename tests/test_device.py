@@ -8,7 +8,8 @@ import torch
 
 import noisegate
 from noisegate.simulate import Federation, Progress, first_state, play, start
-from noisegate.simulate.rounds import Device, Generators, held_back
+from noisegate.simulate.rounds import Device, Generators, begin_secret, held_back
+from test_entropy import keyed
 from test_rounds import federation
 
 ROUNDS = 20
@@ -30,6 +31,7 @@ class Played:
 
     def replay(self, t: int) -> None:
         device, room = self.device, self.device.run.active(self.phase).room()
+        begin_secret(device.run, t)  # as `Recorded.replay` does
         new, verdict = play(device.run, device.state, t, room, Generators(device.run, t))
         device.going.logical_and_(room.fits())
         device._adopt(new, verdict)
@@ -84,6 +86,29 @@ def test_rounds_that_do_not_fit_are_played_again_and_those_behind_them_too(attac
     assert torch.equal(redone.reasons, roomy.reasons)
     assert (redone.state.params - roomy.state.params).norm() < 1e-5
     assert (redone.scores - roomy.scores).abs().max() < 1e-4
+
+
+def test_secret_rounds_that_do_not_fit_draw_what_they_drew_before():
+    """A batch that is too large for the room is used as it fell: to draw another would be another mechanism."""
+    secret = keyed()
+    run = replace(federation(attack="label-flip", rounds=ROUNDS), secret=secret)
+    _, roomy = played(run)
+    _, redone = played(tightened(run, 0.3))
+    state = first_state(run)
+    for t in range(ROUNDS):
+        state, _ = play(run, state, t)
+    for other in (redone.state.params, state.params):
+        assert (other - roomy.state.params).norm() < 1e-5
+
+
+def test_secret_rounds_on_a_device_never_share_noise():
+    run = replace(federation(attack="none", rounds=4), secret=keyed(), sigma=1e3)  # nothing but noise
+    state, sent = first_state(run), []
+    for t in range(4):
+        state, _ = play(run, state, t)
+        sent.append(state.uploads.clone())
+    away = torch.corrcoef(torch.cat(sent)) - torch.eye(4 * len(sent[0]))
+    assert away.abs().max() < 6 / sent[0].shape[1] ** 0.5
 
 
 def test_where_no_round_fits_few_are_queued_in_vain():
