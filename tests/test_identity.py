@@ -2,10 +2,15 @@
 
 import copy
 import functools
+import importlib
+import os
 import random
 import re
+import subprocess
+import sys
 import threading
 from dataclasses import replace
+from enum import Enum
 from fractions import Fraction
 from pathlib import Path
 
@@ -152,6 +157,99 @@ def test_digests_tell_code_apart(monkeypatch):
     before = digest_of(doubled)
     monkeypatch.setitem(globals(), "FACTOR", 3.0)
     assert digest_of(doubled) != before  # a global that it names
+
+
+def test_parts_of_ones_own_have_one_digest_in_every_process():
+    code = (
+        "import identity_plugin as own; from noisegate.lab.identity import digest_of; "
+        "print(digest_of(own.Quiet(2.0), own.Loud(), own.Rule(), own.Quiet))"
+    )
+    places = [str(Path(__file__).parent), *sys.path]
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(places), "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert found[0] == found[1]
+
+
+def test_code_in_another_module_of_the_user_counts(tmp_path, monkeypatch):
+    """The loss that is given stays the same; the helper that it calls, or the constant that it reads, does not."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    digests = []
+    for body in ("FACTOR = 1.0", "FACTOR = 2.0", "FACTOR = 1.0\ndef helped(x):\n    return 3 * x"):
+        helper = body if "def" in body else f"{body}\ndef helped(x):\n    return x"
+        (tmp_path / "own_helper.py").write_text(helper)
+        (tmp_path / "own_loss.py").write_text(
+            "import own_helper\n"
+            "def loss(outputs, targets):\n    return own_helper.helped(outputs).sum(1) * own_helper.FACTOR\n"
+            "def late(outputs, targets):\n    import own_helper\n    return own_helper.helped(outputs).sum(1)\n"
+        )
+        for name in ("own_helper", "own_loss"):
+            sys.modules.pop(name, None)
+        importlib.invalidate_caches()
+        own = importlib.import_module("own_loss")
+        digests.append((digest_of(own.loss), digest_of(own.late)))
+    for name in ("own_helper", "own_loss"):
+        sys.modules.pop(name, None)
+    assert len({loss for loss, _ in digests}) == 3
+    assert digests[0][1] == digests[1][1] != digests[2][1]
+
+
+def test_nothing_hides_behind_the_name_of_a_library():
+    def wrapped(factor: float):
+        @functools.wraps(functional.cross_entropy)
+        def loss(outputs, targets):
+            return factor * functional.cross_entropy(outputs, targets, reduction="none")
+
+        return loss
+
+    class Marked(torch.Tensor):
+        pass
+
+    class Sized(list):
+        pass
+
+    class Level(Enum):
+        LOW = 1
+
+    class Grade(Enum):
+        LOW = 2
+
+    Grade.__qualname__, Grade.__name__ = Level.__qualname__, Level.__name__
+    first, second = Sized([1]), Sized([1])
+    second.extra = 2
+    noted, other = plain, lambda: None
+    other.k = 3
+    pairs = [
+        (wrapped(1.0), wrapped(2.0)),
+        (torch.ones(2).mul, torch.zeros(2).mul),
+        ({1: 2}.get, {1: 3}.get),
+        (first, second),
+        (Level.LOW, Grade.LOW),
+        (noted, other),
+    ]
+    for ours, theirs in pairs:
+        assert digest_of(ours) != digest_of(theirs)
+    assert digest_of(wrapped(1.0)) == digest_of(wrapped(1.0))
+    assert digest_of(functional.cross_entropy) == digest_of(functional.cross_entropy)
+    marked = torch.ones(2).as_subclass(Marked)
+    assert digest_of(marked) != digest_of(torch.ones(2))
+    assert digest_of(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)))  # which cannot be pickled
+
+
+def test_what_a_secret_run_draws_by_name_does_not_follow_from_private_data():
+    """Ties and attackers' numbers reach the model. Named after the data, they would tell a guess at an example."""
+    spec = replace(SPEC, byzantine=0.5, attack="gaussian", secret=True)
+    ours, theirs = (prepare(spec, CPU, mine(shift), net(), plain).federation for shift in (0.0, 1e-3))
+    for what in ("ties", "attack", "poison"):
+        drawn = [torch.rand(5, generator=run.stream(what, 3)) for run in (ours, theirs)]
+        assert torch.equal(*drawn)
 
 
 class Refusing:

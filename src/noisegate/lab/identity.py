@@ -16,9 +16,9 @@ import hashlib
 import os
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar, Literal, Union
 
 import numpy as np
 import torch
@@ -33,6 +33,16 @@ BY_NAME = frozenset({"noisegate", "torch", "numpy", "scipy", "sklearn", *sys.std
 PROTOCOL = 4
 """Of `__reduce_ex__`: how an object says what it is made of. Nothing is pickled."""
 
+OF_TYPING = (
+    types.GenericAlias,
+    types.UnionType,
+    type(ClassVar[int]),
+    type(Union[int, str]),  # noqa: UP007
+    type(Any),
+    type(Literal[1]),
+)
+"""What annotations are made of; told apart by `repr`."""
+
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 """What is told apart by type and `repr`."""
 
@@ -40,10 +50,13 @@ PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
 def digest_of(*parts: Any) -> str:
     """A digest of anything: equal for equal parts, and random where a part cannot be told apart."""
     found = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        for piece in _pieces(part, {}):
-            found.update(len(piece).to_bytes(8, "big"))
-            found.update(piece)
+    try:
+        for part in parts:
+            for piece in _pieces(part, {}):
+                found.update(len(piece).to_bytes(8, "big"))
+                found.update(piece)
+    except RecursionError:  # nested too deeply to be looked at
+        found.update(os.urandom(16))
     return found.hexdigest()
 
 
@@ -66,52 +79,57 @@ def digest_data(data: Dataset) -> str:
 
 def _pieces(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
     """What tells `value` apart, piece by piece. seen: what was told already."""
-    if isinstance(value, PLAIN):
-        yield f"{type(value).__name__} {value!r}".encode("utf-8", "surrogatepass")
+    kind = type(value)
+    if kind in PLAIN:
+        yield f"{kind.__name__} {value!r}".encode("utf-8", "surrogatepass")
         return
-    if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.ModuleType) and _by_name(value):
+    if _by_name(value):
         yield f"name {_name(value)}".encode()
         return
     if id(value) in seen:
         yield f"again {list(seen).index(id(value))}".encode()
         return
     seen[id(value)] = value
-    if isinstance(value, Tensor | np.ndarray):
+    if kind in (Tensor, nn.Parameter, np.ndarray):
         yield from _numbers(value)
-    elif isinstance(value, Mapping):
-        yield f"table {type(value).__name__} {len(value)}".encode()
+    elif kind is dict:
+        yield f"table {len(value)}".encode()
         for key, entry in value.items():
             yield from _pieces(key, seen)
             yield from _pieces(entry, seen)
-    elif isinstance(value, list | tuple):
-        yield f"row {type(value).__name__} {len(value)}".encode()
+    elif kind in (list, tuple):
+        yield f"row {kind.__name__} {len(value)}".encode()
         for entry in value:
             yield from _pieces(entry, seen)
-    elif isinstance(value, set | frozenset):
-        yield f"set {len(value)}".encode()
+    elif kind in (set, frozenset):
+        yield f"set {kind.__name__} {len(value)}".encode()
         yield from sorted(digest_of(entry).encode() for entry in value)
     else:
         yield from _code(value, seen)
 
 
 def _code(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """Functions, classes and objects."""
-    if isinstance(value, types.CodeType):
+    """Modules, functions, classes and objects."""
+    if isinstance(value, types.ModuleType):
+        yield f"module {value.__name__}".encode()  # what is used of it, its user tells
+    elif isinstance(value, types.CodeType):
         yield b"code" + value.co_code
         told = (value.co_consts, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
         yield from _pieces(told, seen)
     elif isinstance(value, types.FunctionType):
-        names = [name for name in _names(value.__code__) if name in value.__globals__]
         cells = [_content(cell) for cell in value.__closure__ or ()]
-        yield b"function"
-        used = {name: value.__globals__[name] for name in names}
-        yield from _pieces((value.__code__, value.__defaults__, value.__kwdefaults__, cells, used), seen)
-    elif isinstance(value, types.MethodType):
-        yield b"method"
-        yield from _pieces((value.__func__, value.__self__), seen)
+        yield f"function {_name(value)}".encode()
+        given = value.__defaults__, value.__kwdefaults__, value.__dict__
+        yield from _pieces((value.__code__, given, cells, _used(value)), seen)
+    elif isinstance(value, types.BuiltinFunctionType | types.MethodType):
+        yield f"bound {value.__name__}".encode()
+        yield from _pieces((value.__self__, getattr(value, "__func__", None)), seen)
     elif isinstance(value, functools.partial):
         yield b"partial"
-        yield from _pieces((value.func, value.args, value.keywords), seen)
+        yield from _pieces((value.func, value.args, value.keywords, value.__dict__), seen)
+    elif isinstance(value, types.MappingProxyType):
+        yield b"proxy"
+        yield from _pieces(dict(value), seen)
     elif isinstance(value, staticmethod | classmethod):
         yield b"wrapped"
         yield from _pieces(value.__func__, seen)
@@ -121,16 +139,30 @@ def _code(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
     elif isinstance(value, type):
         own = {name: entry for name, entry in vars(value).items() if name not in OF_EVERY_CLASS}
         yield f"class {_name(value)}".encode()
-        yield from _pieces((value.__bases__, own), seen)
+        yield from _pieces((type(value), value.__bases__, own), seen)
     elif isinstance(value, Enum):
-        yield f"{_name(type(value))} {value.name}".encode()
-    elif isinstance(value, torch.dtype | torch.device | np.dtype | range | slice):
-        yield repr(value).encode()
+        yield f"member {value.name}".encode()
+        yield from _pieces((type(value), value.value), seen)
+    elif isinstance(value, (torch.dtype, torch.device, np.dtype, range, slice, *OF_TYPING)):
+        yield f"{type(value).__name__} {value!r}".encode()
     elif (parts := _reduced(value)) is not None:
         yield b"object"
         yield from _pieces((type(value), parts), seen)
     else:
         yield os.urandom(16)
+
+
+def _used(function: types.FunctionType) -> list[tuple[str, Any]]:
+    """The globals that a function names, and what it may use of the modules among them that are not libraries'."""
+    names, known = _names(function.__code__), function.__globals__
+    found: list[tuple[str, Any]] = []
+    for name in names:
+        value = known.get(name, sys.modules.get(name))  # imported inside
+        if name in known or isinstance(value, types.ModuleType):
+            found.append((name, value))
+            if isinstance(value, types.ModuleType) and not _of_library(value.__name__):
+                found += [(f"{name}.{part}", vars(value)[part]) for part in names if part in vars(value)]
+    return found
 
 
 def _numbers(value: Tensor | np.ndarray) -> Iterator[bytes]:
@@ -147,10 +179,20 @@ def _numbers(value: Tensor | np.ndarray) -> Iterator[bytes]:
 
 
 def _by_name(value: Any) -> bool:
-    """Whether its code is a library's, or it is a module."""
-    if isinstance(value, types.ModuleType):
-        return True
-    return str(getattr(value, "__module__", None) or "builtins").partition(".")[0] in BY_NAME
+    """Whether it is what a library has under its name: whoever says so of himself may be a closure that wraps it."""
+    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
+        return False
+    module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
+    if not isinstance(module, str) or not _of_library(module):
+        return False
+    found: Any = sys.modules.get(module)
+    for part in getattr(value, "__qualname__", "").split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def _of_library(module: str) -> bool:
+    return module.partition(".")[0] in BY_NAME
 
 
 def _name(value: Any) -> str:
@@ -182,5 +224,7 @@ def _reduced(value: Any) -> Any:
     try:
         found = own(value) if own else value.__reduce_ex__(PROTOCOL)
     except Exception:  # noqa: BLE001  # an object of anyone's, or one of an extension type that has more to it
-        return None
+        return (
+            vars(value) if isinstance(value, nn.Module) else None
+        )  # one with parametrizations refuses, and has no more
     return found if isinstance(found, str) else [list(part) if isinstance(part, Iterator) else part for part in found]

@@ -199,7 +199,9 @@ def _play(
             reserve = spec.secret and training.played + training.stride() > reserved
             if folder and (reserve or len(training.settled().curve) > saved):
                 now = training.settled(wait=True)
-                saved, reserved = len(now.curve), training.played + setup.evaluate_every if spec.secret else 0
+                saved = len(now.curve)
+                if spec.secret:
+                    reserved = min(training.federation.rounds, training.played + setup.evaluate_every)
                 folder.save(timed(now))
             abreast([training])
             if watch:

@@ -137,7 +137,7 @@ def prepare(
             f"batch = {spec.batch}: the smallest of {honest} workers has only {fewest} examples; lower batch or workers"
         )
     epochs = defaults.epochs if defaults else DEFAULT_EPOCHS
-    rounds = spec.rounds or math.ceil(epochs * math.ceil(len(pool) / honest) / spec.batch)
+    rounds = spec.rounds or math.ceil(epochs * declared / spec.batch)
 
     if module is None:
         name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
@@ -182,7 +182,8 @@ def prepare(
         rounds=rounds,
         seed=spec.seed,
         declared=declared,
-        name=f"{spec.name()}/{made_of}",
+        # What a secret run draws by name (ties, attackers' numbers) must not follow from private data: it shows.
+        name=spec.name() if spec.secret else f"{spec.name()}/{made_of}",
         secret=Secret(device) if spec.secret else None,
         memory=memory,
     )
