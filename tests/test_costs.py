@@ -134,7 +134,7 @@ def test_a_red_team_says_what_it_cost(cli):
 
 
 def test_the_table_says_the_same_noise_in_every_way():
-    told = result(epsilon_at_1e_5=3.494, mu=0.844, accountant="pld")
+    told = result(epsilon_at_1e_5=3.494, mu=0.844, accountant="pld", relation="add-or-remove")
     run = SimpleNamespace(**told, as_dict=lambda: told)
     rows = {name.strip(): (number, words) for name, number, words in _promise(run, bill(told, told, told))}
     assert rows["epsilon"][0] == "1.999"

@@ -9,17 +9,18 @@ What is done instead (`add_noise`).
 
 1. Bits. On a CPU they come from OpenSSL's generator (`ssl.RAND_bytes`, AES-256 in counter mode, NIST SP 800-90A, seeded
    and reseeded by the operating system). On a CUDA device they come from ChaCha20 (RFC 8439) under a key of the
-   operating system that exists in the device's memory only. Nothing is kept from which they could be made again.
+   operating system that is kept in the device's memory only. Nothing is kept from which they could be made again.
 2. Noise. 63 bits give a length, 64 give an angle, one a sign (Box and Muller, 1958), all in float64. So the noise
    reaches 9.4 standard deviations, and what is missing beyond has probability 5e-20.
 3. Grid. The sum in float64 is rounded to a multiple of `grid_of(std)`, a power of two near std / 4,096. Every upload of
    every data set lies on that one public grid. To round is to process what is private already, so it costs nothing,
-   and the error it adds is 1e-9 of the noise's variance.
+   and the error it adds is at most 5e-9 of the noise's variance.
 
-How exact it is. At every length that the noise can have, a cell of the grid holds at least 2^33 of its angles, so that
-the probability of a cell misses that of a real Gaussian by less than one part in 2^32. `slack` states what that can
-cost over all numbers of a run. (Canonne, Kamath and Steinke, 2020, sample a discrete Gaussian exactly instead. It
-takes a loop of rejections for every number, and time that depends on what was drawn.)
+How exact it is. At every length that the noise can have, a cell of the grid holds at least 2^33 of its angles. So up to
+7 standard deviations the probability of a cell misses that of a real Gaussian by less than one part in 2^32. Beyond,
+lengths are sparser: up to 8.4 it misses by one part in 2,000, and 8.4 is exceeded with probability 5e-17. `slack` says
+what that can cost over all numbers of a run. (Canonne, Kamath and Steinke, 2020, sample a discrete Gaussian exactly
+instead. It takes a loop of rejections for every number, and time that depends on what was drawn.)
 """
 
 import functools
@@ -45,7 +46,10 @@ LARGEST_LOG = 63 * math.log(2) + 2.0**-46
 """The logarithm of 2^63, and a hair more, so that rounding leaves no length below 0."""
 
 RATIO_ERROR = 2.0**-32
-"""By how much the logarithm of a cell's probability may differ from that under a real Gaussian."""
+"""By how much the logarithm of a cell's probability may differ from that under a real Gaussian, up to 7 deviations."""
+
+FAR_ERROR = 1.4e-15
+"""By how much the probability of all cells beyond 7 standard deviations may differ: 2.6e-12 / 2,000 + 5e-17."""
 
 BATCH, NOISE, PUBLISH = "batch", "noise", "publish"
 PRIVATE = (BATCH, NOISE, PUBLISH)
@@ -57,15 +61,15 @@ def grid_of(std: float) -> float:
     return 2.0 ** math.floor(math.log2(std) - GRID_BITS)
 
 
-def slack(numbers: int, tail: float = 1e-12) -> float:
-    """What noise by `add_noise` in place of a real Gaussian can add to epsilon, but for probability `tail`.
+def slack(numbers: int, tail: float = 1e-12) -> tuple[float, float]:
+    """What noise by `add_noise` in place of a real Gaussian can add at most to (epsilon, delta).
 
     numbers: how many leave a worker in all. The privacy loss of each differs from the ideal one by at most twice
-    RATIO_ERROR, and not in a fixed direction, so that the sum is bounded by Azuma's inequality, with the drift of at
-    most the square of that for each number beside it.
+    RATIO_ERROR, and not in a fixed direction, so that the sum is bounded by Azuma's inequality but for probability
+    `tail`, with a drift of at most the square of that for each number beside it.
     """
     one = 2 * RATIO_ERROR
-    return one * math.sqrt(2 * numbers * math.log(1 / tail)) + numbers * one * one
+    return one * math.sqrt(2 * numbers * math.log(1 / tail)) + numbers * one * one, tail + numbers * FAR_ERROR
 
 
 @dataclass(eq=False)
@@ -79,6 +83,8 @@ class Secret:
     device: torch.device
     key: Tensor | None = field(default=None, repr=False)
     round: Tensor | None = field(default=None, repr=False)
+    calls: dict[int, int] = field(default_factory=dict, repr=False)
+    """How often numbers were drawn for each purpose in this round."""
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
@@ -87,7 +93,8 @@ class Secret:
             self.round = torch.zeros(1, dtype=torch.int32, device=self.device)
 
     def begin(self, t: int) -> None:
-        """What is drawn from now on is for round `t`."""
+        """What is drawn from now on is for round `t`, from its beginning. To begin a round again is to repeat it."""
+        self.calls.clear()
         if self.round is not None:
             self.round.fill_(t)
 
@@ -101,11 +108,10 @@ class Secret:
 
 @dataclass(eq=False)
 class Source:
-    """Secret numbers for one purpose in one round. calls: how often it was asked."""
+    """Secret numbers for one purpose in one round."""
 
     secret: Secret
     purpose: int
-    calls: int = 0
 
     def uniform(self, *shape: int) -> Tensor:
         """float64 numbers in [0, 1), of 53 random bits each."""
@@ -138,11 +144,12 @@ class Source:
         return joined(words(*self._stream(), -(-max(1, count) // 8))).flatten()[:count]
 
     def _stream(self) -> tuple[Tensor, Tensor, int, int]:
-        """(key, round, purpose, call): no two calls of a run share all four."""
+        """(key, round, purpose, call): no two calls of a run share all four, unless a round begins again."""
         if self.secret.key is None or self.secret.round is None:
             raise TypeError("a CPU's bits have no key")
-        self.calls += 1
-        return self.secret.key, self.secret.round, self.purpose, self.calls - 1
+        call = self.secret.calls.get(self.purpose, 0)
+        self.secret.calls[self.purpose] = call + 1
+        return self.secret.key, self.secret.round, self.purpose, call
 
 
 Randomness = torch.Generator | Source
@@ -206,9 +213,10 @@ def _add_noise(flat: Tensor, std: float) -> None:
         np.copysign(length, second, out=second)
         np.multiply(tangent, second, out=first)
         noisy = both[: len(part)]
+        own = sums[: len(part)]
         sums_of[: len(part)].copy_(part)
-        sums *= 1 / grid
-        noisy += sums[: len(part)]
+        own *= 1 / grid
+        noisy += own
         np.rint(noisy, out=noisy)
         noisy *= grid
         part.copy_(both_of[: len(part)])

@@ -82,7 +82,7 @@ def reproduce_command(
     records = (
         _read(source) if source is not None else {cell.spec.name(): record(SweepFolder(out), cell) for cell in cells}
     )
-    cost = costs.bills(costs.trainings_of(cells))
+    cost = costs.bills_of(cells)
     found = {one.name: outcomes(one, records) for one in chosen}
     verdicts = claims(found) if any(one.name in CLAIMED for one in chosen) else []
     if source is None:

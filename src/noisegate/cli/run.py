@@ -176,7 +176,9 @@ def _value(text: str) -> Any:
         return None
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise SpecError("--set: a value is nested too deeply") from None
+    except ValueError:  # not TOML, or a number that Python refuses to read
         return text
 
 

@@ -53,7 +53,7 @@ def sweep_command(
         cells = play(
             "sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json, time_limit=time_limit
         )
-    cost = costs.bills(costs.trainings_of(cells)) if not dry_run else []
+    cost = costs.bills_of(cells) if not dry_run else []
     if as_json:
         print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))
     else:

@@ -12,7 +12,6 @@ from noisegate.lab import Result, Spec
 from noisegate.lab.costs import Bill
 from noisegate.lab.promise import STATED
 from noisegate.privacy import IN_WORDS
-from noisegate.sampling import SAMPLINGS
 
 
 def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out: Path) -> None:
@@ -37,6 +36,8 @@ def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out
         table.add_row("worker", "", brought)
     for row in _promise(result, cost):
         table.add_row(*row)
+    if result.rounds_lost:
+        table.add_row("rounds lost", f"{result.rounds_lost}", "with a process that ended; paid for, never drawn again")
     table.add_row("honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest")
     table.add_row("Byzantine uploads used", f"{result.byzantine_selected:.1%}", "of the uploads that made the model")
     if malformed := sum(line["rejected"].get("malformed", {"byzantine": 0})["byzantine"] for line in result.curve):
@@ -53,6 +54,9 @@ def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out
     console = Console()
     console.print(table)
     console.print(f"written to {out}", style="dim", soft_wrap=True)
+    if result.epsilon is not None and not result.secret:
+        research = "for research: whoever has the seed has the noise. Train with --secret what you give away."
+        console.print(research, style="dim", soft_wrap=True)
 
 
 def show_costs(found: Sequence[Bill], console: Console) -> None:
@@ -67,7 +71,7 @@ def _promise(result: Result, cost: Bill) -> Iterator[tuple[str, str, str]]:
         yield "epsilon", "none", "sigma 0: nothing is private"
     else:
         by = "stated, not checked here" if result.accountant == STATED else result.accountant.upper()
-        relation = IN_WORDS[SAMPLINGS[result.spec["sampling"]].relation]
+        relation = IN_WORDS[result.relation]
         yield (
             "epsilon",
             f"{result.epsilon:.3f}",

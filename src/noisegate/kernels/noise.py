@@ -101,24 +101,25 @@ def _bits(out, key, round, purpose, call, blocks, BLOCKS: tl.constexpr):
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = _block(key, round, purpose, call, block)
     inside, place = block < blocks, out + block.to(tl.int64)
+    step = block.to(tl.int64) * 0 + blocks  # in 64 bits, since a whole part may be longer than 2^32
     tl.store(place, _joined(w0, w1), mask=inside)
-    tl.store(place + blocks, _joined(w2, w3), mask=inside)
-    tl.store(place + 2 * blocks, _joined(w4, w5), mask=inside)
-    tl.store(place + 3 * blocks, _joined(w6, w7), mask=inside)
-    tl.store(place + 4 * blocks, _joined(w8, w9), mask=inside)
-    tl.store(place + 5 * blocks, _joined(w10, w11), mask=inside)
-    tl.store(place + 6 * blocks, _joined(w12, w13), mask=inside)
-    tl.store(place + 7 * blocks, _joined(w14, w15), mask=inside)
+    tl.store(place + step, _joined(w2, w3), mask=inside)
+    tl.store(place + 2 * step, _joined(w4, w5), mask=inside)
+    tl.store(place + 3 * step, _joined(w6, w7), mask=inside)
+    tl.store(place + 4 * step, _joined(w8, w9), mask=inside)
+    tl.store(place + 5 * step, _joined(w10, w11), mask=inside)
+    tl.store(place + 6 * step, _joined(w12, w13), mask=inside)
+    tl.store(place + 7 * step, _joined(w14, w15), mask=inside)
 
 
 @triton.jit
-def _pair(flat, first, size, blocks, radius, angle, constants):
-    """Add a pair of normal numbers at `first` and four times `blocks` behind it, and round both."""
+def _pair(flat, first, size, step, radius, angle, constants):
+    """Add a pair of normal numbers at `first` and four times `step` behind it, and round both."""
     uniform = (tl.abs(radius.to(tl.float64)) + 0.5) * 1.0842021724855044e-19  # 2^-63, which float32 holds
     length = tl.load(constants) * tl.sqrt(-2.0 * tl.log(uniform)) * tl.where(radius < 0, -1.0, 1.0)
     turn = angle.to(tl.float64) * tl.load(constants + 1)
     _rounded(flat, first, size, length * tl.sin(turn), constants)
-    _rounded(flat, first + 4 * blocks, size, length * tl.cos(turn), constants)
+    _rounded(flat, first + 4 * step, size, length * tl.cos(turn), constants)
 
 
 @triton.jit
@@ -133,8 +134,9 @@ def _rounded(flat, place, size, noise, constants):
 def _add_noise(flat, constants, key, round, purpose, call, size, blocks, BLOCKS: tl.constexpr):
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     w0, w1, w2, w3, w4, w5, w6, w7, w8, w9, w10, w11, w12, w13, w14, w15 = _block(key, round, purpose, call, block)
-    place = tl.where(block < blocks, block, size).to(tl.int64)
-    _pair(flat, place, size, blocks, _joined(w0, w1), _joined(w2, w3), constants)
-    _pair(flat, place + blocks, size, blocks, _joined(w4, w5), _joined(w6, w7), constants)
-    _pair(flat, place + 2 * blocks, size, blocks, _joined(w8, w9), _joined(w10, w11), constants)
-    _pair(flat, place + 3 * blocks, size, blocks, _joined(w12, w13), _joined(w14, w15), constants)
+    step = block.to(tl.int64) * 0 + blocks  # in 64 bits, since a whole part may be longer than 2^32
+    place = tl.where(block < blocks, block.to(tl.int64), step * 0 + size)
+    _pair(flat, place, size, step, _joined(w0, w1), _joined(w2, w3), constants)
+    _pair(flat, place + step, size, step, _joined(w4, w5), _joined(w6, w7), constants)
+    _pair(flat, place + 2 * step, size, step, _joined(w8, w9), _joined(w10, w11), constants)
+    _pair(flat, place + 3 * step, size, step, _joined(w12, w13), _joined(w14, w15), constants)

@@ -234,8 +234,10 @@ def _odd(tensors: Mapping[str, Tensor], curve: Any, standing: Standing, federati
     if any(tensors[name].dtype not in TYPES for name in own):
         return "the aggregator's memory is of another type"
     sent = tensors["uploads"][~federation.byzantine]  # what liars send may be anything
-    if not all(bool(value.isfinite().all()) for value in (tensors["params"], sent, *(tensors[name] for name in own))):
+    if not all(bool(value.isfinite().all()) for value in (sent, *(tensors[name] for name in own))):
         return "its numbers are not finite"
+    if not bool(tensors["params"].isfinite().all()):  # damage, or attackers that drove it there: nothing to go on with
+        return "its model is not finite"
     if standing.of != rounds:
         return "it is of another number of rounds"
     if rounds * n and int(tensors["reasons"].max()) >= len(Reason):

@@ -33,21 +33,26 @@ class Training:
 
 @dataclass(frozen=True)
 class Bill:
-    """What `trainings` runs on the same data cost together. epsilon: None if there is no bound; `note` says why."""
+    """What `trainings` runs on the same data cost together. epsilon: None if there is no bound; `note` says why.
+
+    broken: further runs that failed, and may have spent something before they did.
+    """
 
     data: str
     trainings: int
     epsilon: float | None
     delta: float
     note: str = ""
+    broken: int = 0
 
     def sentence(self) -> str:
         """For people."""
         runs = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
+        more = f"; {self.broken} more that failed may have spent up to a whole run each" if self.broken else ""
         if self.epsilon is None:
-            return f"privacy: {runs} on {self.data} have no epsilon together: {self.note}"
+            return f"privacy: {runs} on {self.data} have no epsilon together: {self.note}{more}"
         spent = f"epsilon {self.epsilon:.3f} together, at delta {self.delta:.2g}"
-        return f"privacy: {runs} on {self.data} cost an example {spent}"
+        return f"privacy: {runs} on {self.data} cost an example {spent}{more}"
 
 
 def training_of(result: Mapping[str, Any]) -> Training:
@@ -102,6 +107,18 @@ def bills(trainings: Iterable[Training]) -> list[Bill]:
     for training in trainings:
         by_data.setdefault(training.data, []).append(training)
     return [_bill(data, some) for data, some in by_data.items()]
+
+
+def bills_of(cells: Sequence[Cell]) -> list[Bill]:
+    """The same for the runs of a sweep. What broke off has spent something too, which nobody can price: it is said."""
+    broken: dict[str, int] = {}
+    for cell in cells:
+        if cell.status == "failed":
+            broken[data_of(cell.spec)] = broken.get(data_of(cell.spec), 0) + 1
+    found = bills(trainings_of(cells))
+    known = {bill.data for bill in found}
+    found += [Bill(data, 0, None, 0.0, "none has a result") for data in broken if data not in known]
+    return [replace(bill, broken=broken.get(bill.data, 0)) for bill in found]
 
 
 def _bill(data: str, some: Sequence[Training]) -> Bill:

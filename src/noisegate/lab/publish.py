@@ -15,14 +15,19 @@ from uuid import uuid4
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from noisegate import privacy
 from noisegate.checks import plain
+from noisegate.entropy import slack
 from noisegate.errors import SpecError, StoreError
-from noisegate.lab.files import number, read_whole, write_whole
+from noisegate.lab import costs
+from noisegate.lab.files import read_whole, write_whole
 from noisegate.lab.plain import PlainSpec, plain_spec, read_plain
 from noisegate.lab.promise import STATED
 from noisegate.lab.result import stored
-from noisegate.lab.statement import FIELDS, as_text
+from noisegate.lab.statement import NOT_COVERED, as_text
 from noisegate.lab.store import CHECKPOINT, MODEL, RESULT, SPEC, RunFolder
+from noisegate.privacy import IN_WORDS
+from noisegate.sampling import SAMPLINGS
 from noisegate.version import __version__
 
 JSON, TEXT = "privacy.json", "privacy.txt"
@@ -57,23 +62,20 @@ def _publishable(run: Path) -> dict[str, Any]:
             f"{plain(run)}: is not a secret run: its seed gives the noise back, so its model has no privacy; "
             "train it again with --secret"
         )
+    if found["byzantine_workers"]:
+        raise StoreError(
+            f"{plain(run)}: was trained with {found['byzantine_workers']} simulated Byzantine workers, which hold "
+            "copies of private examples and may use them without noise; train it again with --byzantine 0"
+        )
     if not found["sigma"] > 0 or found["epsilon"] is None:
         raise StoreError(f"{plain(run)}: was trained without noise (sigma 0): its model has no privacy")
     if found["accountant"] == STATED:
         raise StoreError(
             f"{plain(run)}: its epsilon was stated, not computed; train it again where dp-accounting is installed"
         )
-    if missing := [name for name in FIELDS if found.get(name) is None]:
-        raise StoreError(
-            f"{plain(run)}: its result does not say {', '.join(missing)}; train it again with this version"
-        )
-    if wrong := [name for name, kind in FIELDS.items() if not _is(kind, found[name])]:
-        raise StoreError(f"{plain(run)}: its result is damaged ({', '.join(wrong)})")
+    if unknown := [name for name in ("epsilon_at_1e_5", "mu") if found[name] is None]:
+        raise StoreError(f"{plain(run)}: no finite {', '.join(unknown)} is known for its noise; train it with more")
     return found
-
-
-def _is(kind: type, value: Any) -> bool:
-    return number(value) and value >= 0 if kind is float else isinstance(value, kind)
 
 
 def _result(run: Path) -> dict[str, Any] | None:
@@ -86,7 +88,10 @@ def _result(run: Path) -> dict[str, Any] | None:
     except SpecError as error:
         raise StoreError(f"{plain(run)}: its spec.toml is damaged ({plain(error)})") from None
     if found is not None:
-        stored(found, folder)
+        try:
+            stored(found, folder)
+        except StoreError as error:
+            raise StoreError(f"{str(error).partition('; remove it')[0]}; it cannot be published") from None
     return found
 
 
@@ -109,48 +114,67 @@ def _model(run: Path, found: Mapping[str, Any]) -> bytes:
     return save(tensors)
 
 
-def _beside(run: Path) -> list[dict[str, Any]]:
-    """What else the folder shows to have been trained on the same data by the same command."""
-    others: list[dict[str, Any]] = []
+def _beside(run: Path) -> dict[str, dict[str, Any] | None]:
+    """The results of what else the command trained on the same data, as the folder shows; None for one without."""
+    others: dict[str, dict[str, Any] | None] = {}
     for name in BESIDE:
         folder = run / name
-        found = _result(folder)
-        if found is not None:
-            others.append({"run": name, **{key: found[key] for key in ("epsilon", "delta", "rounds")}})
-        elif (folder / CHECKPOINT).exists() or (folder / SPEC).exists():
-            others.append({"run": name, "epsilon": None, "delta": None, "rounds": None})
+        if (folder / RESULT).exists() or (folder / CHECKPOINT).exists() or (folder / SPEC).exists():
+            others[name] = _result(folder)
     return others
 
 
-def statement(found: Mapping[str, Any], others: list[dict[str, Any]], model: str) -> dict[str, Any]:
+def statement(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | None], model: str) -> dict[str, Any]:
     """The privacy statement. found: the result. others: as of `_beside`. model: the sha256 of the published file."""
-    spec = found["spec"]
-    said: dict[str, Any] = {
+    spec, mechanism = found["spec"], _mechanism(found["spec"])
+    epsilon, delta = slack(found["parameters"] * found["rounds"])
+    return {
         "statement": "noisegate privacy statement 1",
         "unit": "one example of one worker",
-        "relation": plain(found["relation"]),
+        "relation": found["relation"],
+        "relation_in_words": IN_WORDS[found["relation"]],
         "declared": found["declared"],
+        "declared_from": "the spec" if spec.get("declared") else "the data",
         "sampling": spec["sampling"],
         "sampling_rate": found["sampling_rate"],
         "epsilon": found["epsilon"],
         "delta": found["delta"],
         "epsilon_at_1e_5": found["epsilon_at_1e_5"],
         "mu": found["mu"],
+        "groups": _groups(found, mechanism),
         "rounds": found["rounds"],
+        "rounds_lost": found["rounds_lost"],
         "sigma": found["sigma"],
+        "noise_over_change": found["sigma"] / SAMPLINGS[spec["sampling"]].sensitivity,
         "batch": spec["batch"],
         "worker": plain(spec["worker"]["name"]),
-        "mechanism": _mechanism(spec),
+        "mechanism": mechanism,
         "accountant": plain(found["accountant"]),
-        "noise": "entropy of the operating system; float64, rounded to a public grid",
+        "randomness": "the operating system's, kept nowhere",
+        "floating_point": {"epsilon": epsilon, "delta": delta} if mechanism == "gaussian" else None,
+        "server_examples": {
+            "per_class": spec["auxiliary"],
+            "from": plain(spec.get("auxiliary_from") or "the same data"),
+        },
         "model": {"name": plain(found["model"]), "parameters": found["parameters"], "sha256": model},
         "noisegate": __version__,
-        "trained_beside": others,
+        "trained_beside": [
+            {"run": name, **{key: other[key] if other else None for key in ("epsilon", "delta", "rounds")}}
+            for name, other in others.items()
+        ],
         "together": _together(found, others),
+        "not_covered": list(NOT_COVERED),
     }
-    if isinstance(found.get("copies"), int) and found["copies"] > 1:
-        said |= {"copies": found["copies"], "epsilon_with_copies": found.get("epsilon_with_copies")}
-    return said
+
+
+def _groups(found: Mapping[str, Any], mechanism: str) -> dict[str, float]:
+    """What two and four examples of one worker cost together, where that can be priced."""
+    spec = found["spec"]
+    if (mechanism, spec["sampling"], found["accountant"]) != ("gaussian", "poisson", "pld"):
+        return {}
+    asked = {"examples": found["declared"], "rounds": found["rounds"], "delta": found["delta"]}
+    sampling = SAMPLINGS[spec["sampling"]](spec["batch"])
+    return {str(k): privacy.group_epsilon(k, found["sigma"], sampling=sampling, **asked) for k in (2, 4)}
 
 
 def _mechanism(spec: Mapping[str, Any]) -> str:
@@ -161,12 +185,17 @@ def _mechanism(spec: Mapping[str, Any]) -> str:
     return str((known.standin if isinstance(known, PlainSpec) else known).build_worker().mechanism)
 
 
-def _together(found: Mapping[str, Any], others: list[dict[str, Any]]) -> dict[str, float] | None:
-    """What all of them cost at most, by adding up; None where one of them has no price."""
-    everything = [found, *others]
-    if not others or any(one["epsilon"] is None for one in everything):
+def _together(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | None]) -> dict[str, float] | None:
+    """What all of them cost together; None where there are no others, or one of them has no price."""
+    everything = [found, *others.values()]
+    if not others or any(one is None or one["epsilon"] is None for one in everything):
         return None
-    return {key: sum(float(one[key]) for one in everything) for key in ("epsilon", "delta")}
+    if any(
+        isinstance(plain_spec(one["spec"]), PlainSpec) for one in everything if one
+    ):  # to price it would run its code
+        return {key: sum(float(one[key]) for one in everything if one) for key in ("epsilon", "delta")}
+    (bill,) = costs.bills(costs.training_of(one) for one in everything if one)
+    return {"epsilon": bill.epsilon, "delta": bill.delta} if bill.epsilon is not None else None
 
 
 def _put(out: Path, files: Mapping[str, bytes]) -> None:

@@ -4,25 +4,14 @@ from collections.abc import Mapping
 from textwrap import fill
 from typing import Any
 
-FIELDS: dict[str, type] = {
-    "relation": str,
-    "declared": int,
-    "sampling_rate": float,
-    "epsilon": float,
-    "delta": float,
-    "epsilon_at_1e_5": float,
-    "mu": float,
-}
-"""What a result must say, beside what every result says, before a statement can be made of it."""
-
-WIDTH = 100
+WIDTH, COMMON_DELTA = 100, 1e-5
 
 NOT_COVERED = (
-    "Several examples of one person. The statement protects one example at a time. Who has k examples in the data "
-    "is protected less: with k times the epsilon and a larger delta.",
+    "Several examples of one person. The statement protects one example at a time. Who has several at one worker is "
+    "protected less, as the numbers for groups say; who has some at several workers pays at each of them.",
     "Anything else that was trained, tuned or measured on the same data and given away: the losses add up.",
     "The server's own examples, which are taken to be public, and the declared number, which is public.",
-    "The examples of workers that did not follow the protocol.",
+    "Workers that did not follow the protocol.",
     "What the model shows about people in general. It may be true of a person who is not in the data at all.",
     "The machines: who could read their memory or measure their time while they trained is not kept out.",
     "Every other file of the run folder: the curve and the verdicts, the accuracy, the spec with its seed, the "
@@ -38,15 +27,18 @@ def as_text(said: Mapping[str, Any]) -> str:
         f"{said['model']['parameters']:,} numbers, trained with noisegate {said['noisegate']}.",
         "What is promised",
         f"The model was trained with differential privacy. Unit: {said['unit']}. Two collections of data are compared "
-        f"that differ in one such example; relation: {said['relation']}. Whatever somebody does with the model, any "
+        f"that differ in one such example; relation: {said['relation_in_words']}. Whatever somebody does with the model, any "
         f"conclusion is at most e^epsilon times as likely with the example as without it, and the other way around, "
         f"but for a probability of delta.",
         *_numbers(said),
         "How it was done",
-        f"Each worker declared {said['declared']:,} examples, a public number. In every round each example was drawn "
-        f"with rate {said['sampling_rate']:.6g} ({said['sampling']} sampling), and before anything left the worker "
-        f"{_mechanism(said)}. Rounds: {said['rounds']:,}. Accountant: {said['accountant']}. Noise: {said['noise']}. "
-        "Nothing from which the noise could be drawn again was written down.",
+        f"Workers sample by a public number of examples, {said['declared']:,}. {_declared(said)} In every round each "
+        f"example was drawn with a rate of {_rate(said)} ({said['sampling']} sampling), and before anything left the "
+        f"worker {_mechanism(said)}. Rounds: {said['rounds']:,}{_lost(said)}. Accountant: {said['accountant']}. "
+        f"Randomness: {said['randomness']}.",
+        f"The server used {said['server_examples']['per_class']} examples of each class from "
+        f"{said['server_examples']['from']}. These have no protection.",
+        *_floating(said),
         *_beside(said),
         "What is not covered",
         *(f"* {line}" for line in NOT_COVERED),
@@ -60,24 +52,54 @@ def as_text(said: Mapping[str, Any]) -> str:
     )
 
 
+def _declared(said: Mapping[str, Any]) -> str:
+    if said["declared_from"] == "the spec":
+        return "It was declared before the run."
+    return "It was not declared beforehand but taken from the data, as the workers' mean, and counts as public."
+
+
+def _rate(said: Mapping[str, Any]) -> str:
+    most = "at most " if said["sampling"] == "fixed" else ""
+    return f"{most}{said['sampling_rate']:.6g}"
+
+
+def _lost(said: Mapping[str, Any]) -> str:
+    lost = said["rounds_lost"]
+    return f", of which {lost:,} were lost with a process that ended; they are paid for" if lost else ""
+
+
 def _mechanism(said: Mapping[str, Any]) -> str:
     if said["mechanism"] == "signs":
         return f"each sign of what it sends was flipped at random (noise multiplier {said['sigma']:.6g})"
     kind = "Gaussian noise" if said["mechanism"] == "gaussian" else f"noise ({said['mechanism']})"
-    return f"the sum got {kind} with a standard deviation of {said['sigma']:.6g} times what one example can change"
+    return (
+        f"the sum got {kind} with a standard deviation of {said['noise_over_change']:.6g} times what one example can "
+        "change, in float64, rounded to a public grid"
+    )
+
+
+def _floating(said: Mapping[str, Any]) -> list[str]:
+    more = said["floating_point"]
+    if more is None:
+        return []
+    return [
+        "These numbers are for real numbers. That machines have none can add at most "
+        f"{_up(more['epsilon'])} to epsilon and {_up(more['delta'])} to delta."
+    ]
 
 
 def _numbers(said: Mapping[str, Any]) -> list[str]:
-    lines = [
-        f"* epsilon = {_up(said['epsilon'])} at delta = {said['delta']:.3g}",
-        f"* epsilon = {_up(said['epsilon_at_1e_5'])} at delta = 1e-05",
-        f"* as Gaussian differential privacy: mu = {_up(said['mu'])}",
+    lines = [f"* epsilon = {_up(said['epsilon'])} at delta = {_up(said['delta'])}"]
+    if said["delta"] != COMMON_DELTA:
+        lines.append(f"* epsilon = {_up(said['epsilon_at_1e_5'])} at delta = 1e-05")
+    lines.append(
+        f"* as Gaussian differential privacy: mu = {_up(said['mu'])}. The model shows at most as much as one look at a "
+        "sum through Gaussian noise of 1 / mu times what one example can change, for every delta of 1e-10 or more"
+    )
+    lines += [
+        f"* for {k} examples of one worker together: epsilon = {_up(spent)} at the same delta"
+        for k, spent in said["groups"].items()
     ]
-    if said.get("epsilon_with_copies") is not None:
-        lines.append(
-            f"* up to {said['copies']} workers held the same example; for such an example epsilon = "
-            f"{_up(said['epsilon_with_copies'])}"
-        )
     return lines
 
 
@@ -94,11 +116,14 @@ def _exponent(value: float) -> int:
 def _beside(said: Mapping[str, Any]) -> list[str]:
     """What else was trained on the same data."""
     if not said["trained_beside"]:
-        return ["The folder shows no other training on the same data. Whether there was any elsewhere, it cannot show."]
+        return [
+            "The folder of this run holds no other training on the same data. Other folders, those of a sweep among "
+            "them, were not looked at."
+        ]
     told = [
         f"{one['run']} ("
         + (
-            f"epsilon {_up(one['epsilon'])} at delta {one['delta']:.3g}"
+            f"epsilon {_up(one['epsilon'])} at delta {_up(one['delta'])}"
             if one["epsilon"] is not None
             else "no price known"
         )
@@ -111,7 +136,7 @@ def _beside(said: Mapping[str, Any]) -> list[str]:
     )
     together = said["together"]
     end = (
-        f": all together at most epsilon {_up(together['epsilon'])} at delta {together['delta']:.3g}."
+        f": all together at most epsilon {_up(together['epsilon'])} at delta {_up(together['delta'])}."
         if together
         else "."
     )

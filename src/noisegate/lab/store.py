@@ -65,6 +65,11 @@ class RunFolder:
         """Refuse a folder that holds something else. Nothing is written yet."""
         if (self.path / SPEC).exists():
             self._same_spec(spec)
+            if spec.secret and self._begun() and not resume:
+                raise StoreError(
+                    f"{plain(self.path)}: holds a secret run, whose budget is spent; go on with --resume, or choose "
+                    "another --out"
+                )
             if resume and self._begun():
                 self._same_inputs()
         elif self.path.is_dir() and any(_foreign(entry.name) for entry in self.path.iterdir()):

@@ -132,6 +132,7 @@ class Device:
         begin_secret(self.run, t)
         state, verdict = play(self.run, self.state, t, room, generators)
         if not bool(room.fits()):
+            begin_secret(self.run, t)
             state, verdict = play(self.run, self.state, t, None, Generators(self.run, t))
         with held_back():
             self._adopt(state, verdict)
@@ -142,6 +143,7 @@ class Device:
     def _record(self, t: int, phase: Hashable, generators: "Generators") -> "Recorded | None":
         """A round like `t` as a graph; None if a rule, an attack or a model asks the host for something."""
         own = generators.used()
+        begin_secret(self.run, t)
         graph = torch.cuda.CUDAGraph()
         for generator in own.values():
             graph.register_generator_state(generator)

@@ -141,7 +141,7 @@ def privacy_spent(record: RunRecord) -> Spent:
     try:
         signs = int(result["parameters"]) if spec.build_worker().mechanism == "signs" else 0
         asked = {
-            "examples": int(result["declared"]),
+            "examples": round(spec.batch / float(result["sampling_rate"])),
             "sampling": SAMPLINGS[spec.sampling](spec.batch),
             "delta": float(result["delta"]),
             "accountant": spec.accountant,
