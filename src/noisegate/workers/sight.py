@@ -99,7 +99,7 @@ def look_again(model: FlatModel, closed: ClosedForm | None, params: Tensor, draw
         twin_closed = ClosedForm.of(twin, closed.direct.chunk) if closed is not None else None
         return look(twin, twin_closed, params.double(), drawn.double(), CERTAIN)
     except FAILURES:
-        at = params + SHAKE * torch.randn(params.shape, generator=rng).to(params)
+        at = params + SHAKE * torch.randn(params.shape, generator=rng, device=rng.device).to(params)
         return look(model, closed, at, drawn, SHORT_OF_DIGITS)
 
 
