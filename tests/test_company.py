@@ -177,21 +177,103 @@ def test_a_module_that_mixes_is_refused(name):
         run(SPEC, dataset=data(), model=MODULES[name](), compute=CPU)
 
 
-def test_how_far_one_example_moves_a_sum_under_a_contrastive_loss():
-    """Why it is refused: the closed form without the check. The bound is 1."""
-    pool, model = data(), FlatModel(network(), contrastive)
-    params, worker = model.initial(), Normalized(0.0)
+# What mixes beside an extreme example only, which nobody has.
+
+
+def scaled(values: Tensor) -> Tensor:
+    """Into a range, by the largest number of the whole batch."""
+    return values / (values.abs().max() / 50).clamp(min=1)
+
+
+def of_scaled(outputs: Tensor, targets: Tensor) -> Tensor:
+    return cross_entropy(scaled(outputs), targets)
+
+
+class Scaled(nn.Module):
+    def __init__(self, closed: bool = True) -> None:
+        super().__init__()
+        self.inner, self.norm = network(), nn.Identity() if closed else nn.LayerNorm(FEATURES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(self.norm(scaled(x)))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", ["loss", "module", "module without closed form"])
+def test_what_mixes_beside_extreme_examples_is_refused_though_there_are_none(kind, seed):
+    pool = data()
+    module = network() if kind == "loss" else Scaled(closed=kind == "module")
+    assert float(pool.x.abs().max()) < 10
+    with pytest.raises(SpecError, match=MIXES):
+        prepare(replace(SPEC, seed=seed), CPU, pool, module, of_scaled if kind == "loss" else cross_entropy)
+
+
+def most_moved(model: FlatModel) -> float:
+    """How far the last example moves the closed form's sum, without the check. The bound is 1."""
+    pool, params, worker = data(), model.initial(), Normalized(0.0)
     closed, last = ClosedForm.of(model), params.new_zeros(1, model.d)
     moved = []
-    for seed in range(20):
-        numbers = torch.randint(0, len(pool.y), (16,), generator=stream(seed, "sixteen"))
-        x, y = pool.x[numbers], pool.y[numbers]
-        with_it, without = (
-            closed(worker, params, x[first:], y[first:], torch.zeros(16 - first, dtype=torch.int64), last)
-            for first in (0, 1)
-        )
-        moved.append(float((with_it - without).norm()))
-    assert max(moved) > 2
+    for seed in range(10):
+        for factor in (1.0, 1e2, 1e4, 1e6):
+            numbers = torch.randint(0, len(pool.y), (16,), generator=stream(seed, "sixteen"))
+            x, y = pool.x[numbers].clone(), pool.y[numbers]
+            x[-1] *= factor
+            with_it, without = (
+                closed(worker, params, x[:size], y[:size], torch.zeros(size, dtype=torch.int64), last)
+                for size in (16, 15)
+            )
+            moved.append(float((with_it - without).norm()))
+    return max(moved)
+
+
+@pytest.mark.parametrize("loss", [*LOSSES, of_scaled], ids=lambda loss: loss.__name__)
+def test_a_loss_that_mixes_moves_a_sum_by_no_more_than_the_bound(loss):
+    """In the closed form too every loss is of one example's output, even if nobody had refused it."""
+    assert most_moved(FlatModel(network(), loss)) <= 1
+
+
+@pytest.mark.parametrize("module", [Mixing, Scaled])
+def test_how_far_one_example_moves_a_sum_in_a_module_that_mixes(module):
+    """Why it is refused."""
+    assert most_moved(FlatModel(module())) > 2
+
+
+@pytest.mark.parametrize("name", ["smoothed", "weighted", "focal", "hinge", "squares", "large"])
+def test_losses_of_single_rows_are_those_of_all_at_once(name):
+    model, pool = FlatModel(network(), HARMLESS_LOSSES[name]), data()
+    said = model.outputs(model.initial(), pool.x).requires_grad_()
+    alone, together = model.own_losses(said, pool.y), model.loss(said, pool.y)
+    torch.testing.assert_close(alone, together)
+    torch.testing.assert_close(*(torch.autograd.grad(losses.sum(), said)[0] for losses in (alone, together)))
+
+
+class Exploding(nn.Module):
+    """Leaves float32 for inputs of some hundreds, and float64 for some thousands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.exp())
+
+
+class Steep(nn.Module):
+    """Divides one number that overflows by another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x + 1e-3 * x**9 / (1 + x**8))
+
+
+@pytest.mark.parametrize("module", [Exploding, Steep])
+def test_extreme_company_that_overflows_is_held_against_nobody(module):
+    for seed in range(4):
+        found = prepare(replace(SPEC, seed=seed), CPU, data(), module()).federation.sums
+        assert isinstance(found, ClosedForm)
 
 
 def test_the_size_of_the_company_is_that_of_a_round():
@@ -493,7 +575,7 @@ class Later(nn.Module):
         self.mood = "well"
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.inner(self.norm(x))
+        out = self.inner(self.norm(scaled(x) if self.mood == "scaling" else x))
         if self.mood == "mixing":
             return out - 0.1 * out.mean(0)
         return (out - 1e9).sqrt() if self.mood == "broken" else out
@@ -515,6 +597,17 @@ def test_a_model_that_changes_during_training_stops_the_run(closed, mood, error,
         going.ahead()
     going.federation.model.module.mood = mood
     with pytest.raises(error, match=says):
+        going.ahead()
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_model_that_comes_to_mix_beside_extreme_examples_stops_the_run(closed, monkeypatch):
+    monkeypatch.setattr(company, "EXTREMES", (1e3,))  # one is taken at random each time, and 10 would not show it
+    going = training(Later(closed))
+    for _ in range(19):
+        going.ahead()
+    going.federation.model.module.mood = "scaling"
+    with pytest.raises(PrivacyError, match=r"round 20: .*mixes examples"):
         going.ahead()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from noisegate import kernels
@@ -59,13 +59,28 @@ class FlatModel:
 
     def losses(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """One loss per example, shape (B,)."""
-        losses = self.loss(self.outputs(vector, x), y)
-        if losses.shape != (len(x),):
-            raise SpecError(
-                f"loss: must give one number per example, shape ({len(x)},), but gave shape {tuple(losses.shape)}; "
-                "use reduction='none'"
-            )
+        return _one_each(self.loss(self.outputs(vector, x), y), len(x))
+
+    def own_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """One loss per row of `outputs`, of that row and its label alone: whatever the loss is, it cannot mix rows."""
+        if self.loss is cross_entropy:  # which mixes nothing, and is faster for all at once
+            return cross_entropy(outputs, y)
+
+        def loss_of_one(output: Tensor, target: Tensor) -> Tensor:
+            return _one_each(self.loss(output[None], target[None]), 1)[0]
+
+        losses: Tensor = vmap(loss_of_one)(outputs, y)
         return losses
+
+
+def _one_each(losses: Tensor, count: int) -> Tensor:
+    """The losses if there is one per example, else SpecError."""
+    if losses.shape != (count,):
+        raise SpecError(
+            f"loss: must give one number per example, shape ({count},), but gave shape {tuple(losses.shape)}; "
+            "use reduction='none'"
+        )
+    return losses
 
 
 @functools.lru_cache(maxsize=256)

@@ -16,7 +16,7 @@ from noisegate.sampling import gather
 from noisegate.simulate.federation import Federation, State
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, add_rows
-from noisegate.workers import ClosedForm, contributions, sight
+from noisegate.workers import ClosedForm, company, contributions, sight
 
 FAINT = 1e-9
 """An example whose gradient is so short beside that for another label is fitted to the last digits: all is rounding."""
@@ -92,7 +92,7 @@ def recheck(run: Federation, state: State, t: int, x_test: Tensor) -> None:
         mixes = sums_differ(run, state, sample, alone) and sums_still_differ(run, state.params, sample, rng)
     else:
         mixes = company_matters(run.model, state.params, sample, rng)
-    if mixes:
+    if mixes or extremes_matter(run, state.params, sample, rng):
         raise PrivacyError(
             f"round {t}: what an example contributes depends on the others of its batch, so epsilon would be wrong: "
             "the model or loss mixes examples at these parameters. Use a loss of each example's own output and label, "
@@ -216,6 +216,28 @@ def company_matters(model: FlatModel, params: Tensor, sample: Sample, rng: torch
     if not sight.look(model, None, params, drawn, sight.SUSPECT).mixes:
         return False
     return sight.look_again(model, None, params, drawn, rng).mixes
+
+
+def extremes_matter(run: Federation, params: Tensor, sample: Sample, rng: torch.Generator) -> bool:
+    """Whether the picked workers' examples have other losses or gradients than alone beside some made extreme.
+
+    Each has the worse of two labels: what is fitted to the last digits has a gradient that is all rounding.
+    """
+    if len(sample.mine) < 2:
+        return False
+    x, y = sample.x[sample.mine], sample.y[sample.mine]
+    try:
+        with torch.no_grad():
+            said, other = run.model.outputs(params, x), (y + 1) % run.classes
+            worse = run.model.own_losses(said, other) > run.model.own_losses(said, y)
+    except sight.FAILURES:
+        return False
+    chosen = torch.arange(min(len(y), sight.CHOSEN), device=y.device)
+    signs = torch.randn(len(chosen), generator=rng, device=rng.device)
+    factor = company.EXTREMES[int(torch.randint(0, len(company.EXTREMES), (), generator=rng, device=rng.device))]
+    drawn = sight.Draw(x, torch.where(worse, other, y), chosen, signs)
+    seen = company.seen_beside_extremes(run.model, params, company.beside_extremes(drawn, factor, rng), rng)
+    return seen is not None and seen.mixes
 
 
 def broken_in_any_range(run: Federation, params: Tensor, sample: Sample) -> bool:

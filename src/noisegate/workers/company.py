@@ -4,6 +4,9 @@ One example moves a worker's sum by at most its bound only if nobody else's grad
 examples drawn at random are looked at twice: in the company of a whole forward pass, and alone. What differs is
 refused, whichever way the sums are computed: on the direct way every example is alone, so the bound would hold, but
 the training would not be that of the loss that was written. The closed form is tried on the same examples.
+
+Mixing may show only beside an example that is unlike all others, and such a one is rarely drawn. So some of the company
+is also made extreme.
 """
 
 import math
@@ -32,6 +35,9 @@ from noisegate.workers.sight import (
 )
 
 LABELS = "as they are", "shuffled", "random"
+
+EXTREMES = 1e1, 1e2, 1e3, 1e4, 1e5, 1e6
+"""What the inputs of extreme company are multiplied by, with either sign."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,42 @@ def closed_form_if_sound(
             if sight.mixes:
                 raise SpecError(_refusal(model, at, shaken, sight))
             closed = closed if sight.fits else None
+    rng = stream(company.seed, "extreme company")
+    for size in sizes:
+        for factor in EXTREMES:
+            drawn = beside_extremes(draw(x, y, size, alone, rng), factor, rng)
+            at = params + SHAKE * torch.randn(params.shape, generator=rng).to(params)
+            extreme = seen_beside_extremes(model, at, drawn, rng)
+            if extreme is not None and extreme.mixes:
+                raise SpecError(_refusal(model, at, drawn, extreme))
     return closed
+
+
+def beside_extremes(drawn: Draw, factor: float, rng: torch.Generator) -> Draw:
+    """With a quarter of the examples, at least one, made extreme, and as many chosen as before, of the others only.
+
+    Inputs of a type of whole numbers stay.
+    """
+    size, device = len(drawn.y), drawn.y.device
+    few = max(1, size // 4)
+    order = torch.randperm(size, generator=rng, device=rng.device).to(device)
+    extreme, chosen = order[:few], order[few:][: len(drawn.chosen)].sort().values
+    x = drawn.x.clone()
+    if x.is_floating_point():
+        either = 1 - 2 * torch.randint(0, 2, (few,), generator=rng, device=rng.device).to(x)
+        x[extreme] *= factor * either.view(-1, *(1 for _ in x.shape[1:]))
+    return Draw(x, drawn.y, chosen, drawn.signs[: len(chosen)])
+
+
+def seen_beside_extremes(model: FlatModel, params: Tensor, drawn: Draw, rng: torch.Generator) -> Sight | None:
+    """What a draw with extremes shows. None if model or loss fail, for they need not take such inputs."""
+    try:
+        if drawn.x.is_cuda:  # there, an index out of range would end all work on the device: try it elsewhere first
+            with torch.no_grad():
+                FlatModel(model.module, model.loss).outputs(params.cpu(), drawn.x.cpu())
+        return _seen(model, None, params, drawn, rng)
+    except FAILURES:
+        return None
 
 
 def _check_as_it_is(model: FlatModel, params: Tensor, drawn: Draw, rng: torch.Generator) -> None:
