@@ -27,9 +27,9 @@ def as_text(said: Mapping[str, Any]) -> str:
         f"{said['model']['parameters']:,} numbers, trained with noisegate {said['noisegate']}.",
         "What is promised",
         f"The model was trained with differential privacy. Unit: {said['unit']}. Two collections of data are compared "
-        f"that differ in one such example; relation: {said['relation_in_words']}. Whatever somebody does with the model, any "
-        f"conclusion is at most e^epsilon times as likely with the example as without it, and the other way around, "
-        f"but for a probability of delta.",
+        f"that differ in one such example; relation: {said['relation_in_words']}. Whatever somebody does with the "
+        "model, any conclusion is at most e^epsilon times as likely with the example as without it, and the other way "
+        "around, but for a probability of delta.",
         *_numbers(said),
         "How it was done",
         f"Workers sample by a public number of examples, {said['declared']:,}. {_declared(said)} In every round each "
