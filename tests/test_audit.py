@@ -2,22 +2,27 @@
 
 import json
 import math
+import os
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 
 from noisegate import Dataset, Spec
 from noisegate.compute import Compute
+from noisegate.entropy import Secret, Source
 from noisegate.lab import audit as audit_module
 from noisegate.lab.audit import audit, fuzz, noise
 from noisegate.lab.audit.check import Check
 from noisegate.lab.audit.claim import claim_of
+from noisegate.lab.audit.clones import stage
 from noisegate.lab.audit.record import decide
 from noisegate.lab.setup import prepare
 from noisegate.sampling import Poisson
-from noisegate.simulate import Federation
+from noisegate.simulate import Federation, first_state, play
 from noisegate.simulate import round as round_module
 from noisegate.workers import Normalized
 
@@ -162,6 +167,52 @@ def all_or_nothing(patch):
     patch.setattr(Poisson, "over", over)
 
 
+def one_coordinate_bare(patch):
+    """The same place of every upload has no noise: in research runs, and in secret ones."""
+    fill, add = round_module.fill_with_noise, Source.add_noise
+
+    def fill_but_one(uploads, *rest):
+        fill(uploads, *rest)
+        uploads[:, 3:4] = 0.0
+
+    def add_but_one(self, sums, std):
+        kept = sums[:, 3:4].clone()
+        add(self, sums, std)
+        sums[:, 3:4] = kept
+
+    patch.setattr(round_module, "fill_with_noise", fill_but_one)
+    patch.setattr(Source, "add_noise", add_but_one)
+
+
+def one_round_bare(patch):
+    """Round 40 has no noise: in research runs, and in secret ones."""
+    now = [0]
+    fill, add, rewind, begin = round_module.fill_with_noise, Source.add_noise, Federation.rewind, Secret.begin
+
+    def noted_rewind(self, generator, what, t):
+        now[0] = t
+        return rewind(self, generator, what, t)
+
+    def noted_begin(self, t):
+        now[0] = t
+        begin(self, t)
+
+    patch.setattr(Federation, "rewind", noted_rewind)
+    patch.setattr(Secret, "begin", noted_begin)
+    patch.setattr(round_module, "fill_with_noise", lambda u, std, rng: fill(u, 0.0 if now[0] == 40 else std, rng))
+    patch.setattr(Source, "add_noise", lambda self, sums, std: None if now[0] == 40 else add(self, sums, std))
+
+
+def one_worker_bare(patch):
+    fill = round_module.fill_with_noise
+
+    def fill_but_one(uploads, *rest):
+        fill(uploads, *rest)
+        uploads[5:6] = 0.0
+
+    patch.setattr(round_module, "fill_with_noise", fill_but_one)
+
+
 MUTANTS = [
     (half_the_noise, {"noise: standard deviation", "whole"}),
     (noise_of_one_round, {"noise: shared by rounds", "noise: two uploads alike"}),
@@ -174,17 +225,91 @@ MUTANTS = [
     (twice_the_rate, {"sampling: rate", "sampling: one example", "whole"}),
     (rate_of_the_true_size, {"whole"}),
     (all_or_nothing, {"sampling: batch sizes"}),
+    (one_coordinate_bare, {"noise: every coordinate"}),
+    (one_round_bare, {"noise: every round"}),
+    (one_worker_bare, {"noise: every worker"}),
 ]
 
 
 @pytest.mark.parametrize(("break_it", "expected"), MUTANTS, ids=[mutant.__name__ for mutant, _ in MUTANTS])
 def test_a_broken_product_is_refuted(small, monkeypatch, break_it, expected):
-    rounds = {"rounds": 60, "epsilon": 12.0} if break_it is nine_batches else {}
+    rounds = {"rounds": 60, "epsilon": 12.0} if break_it in (nine_batches, one_round_bare) else {}
     break_it(monkeypatch)
     found = audit(spec_of(**rounds), dataset=small, trials=600 if "whole" in expected else 30, compute=CPU)
     assert found.verdict == "refuted"
     assert found.refuted
     assert expected <= refuters(found)
+
+
+@pytest.mark.parametrize(
+    ("break_it", "expected"),
+    [(one_coordinate_bare, "noise: every coordinate"), (one_round_bare, "noise: every round")],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_secret_run_that_lacks_noise_in_one_place_is_refuted(small, monkeypatch, break_it, expected):
+    spec = spec_of(secret=True, rounds=60, epsilon=12.0)
+    assert not refuters(audit(spec, dataset=small, trials=30, compute=CPU))
+    break_it(monkeypatch)
+    assert expected in refuters(audit(spec, dataset=small, trials=30, compute=CPU))
+
+
+@pytest.mark.parametrize("place", ["coordinate", "round"])
+def test_signs_that_are_not_turned_in_one_place_are_refuted(small, monkeypatch, place):
+    """Of a coordinate, and of a late round."""
+    from noisegate.workers import SignRandomized
+
+    publish, rounds = SignRandomized.publish, []
+    rewind = Federation.rewind
+    monkeypatch.setattr(Federation, "rewind", lambda self, g, what, t: [rounds.append(t), rewind(self, g, what, t)][1])
+
+    def publish_but_one(self, sent, *rest):
+        publish(self, sent, *rest)
+        if place == "coordinate":
+            sent[:, 3:4] = sent[:, 3:4].abs()
+        elif rounds[-1] == 40:
+            sent.abs_()
+
+    monkeypatch.setattr(SignRandomized, "publish", publish_but_one)
+    spec = spec_of(worker="sign-randomized", rounds=60, epsilon=12.0)
+    found = audit(spec, dataset=small, trials=30, compute=CPU)
+    assert refuters(found) - {"whole"} == {f"noise: every {place}"}
+
+
+def test_a_very_large_run_is_watched_in_fewer_coordinates_and_says_so(small, monkeypatch):
+    monkeypatch.setattr(noise, "MOST_WATCHED", 2 * 20 * 7)
+    for worker in ("normalized", "sign-randomized"):
+        found = audit(spec_of(worker=worker), dataset=small, trials=30, compute=CPU)
+        (check,) = [check for check in found.checks if check.name == "noise: every round"]
+        assert "in 7 of 354 coordinates" in check.found
+        assert not refuters(found) - {"whole"}
+
+
+def test_the_smallest_of_many_sums_is_too_small_as_rarely_as_its_p_value_says():
+    """Of 1,000 sets of 60 sums of real noise; the bound for many is nearly exact for a few."""
+    rng = torch.Generator().manual_seed(5)
+    scale = noise.Scale(torch.zeros(1), 1.0, torch.square, lambda total, count: float(stats.chi2.cdf(total, count)))
+    amounts = torch.randn(1000, 60, 20, generator=rng, dtype=torch.float64).square()
+    found = [noise.least("round", [noise.Sums(scale, each.sum(1), 20)]).p for each in amounts]
+    assert 60 < sum(p < 0.1 for p in found) < 130  # 95 expected, less than four errors
+    total = float(amounts[0].sum(1).min())
+    assert found[0] == pytest.approx(60 * stats.gamma.cdf(total / 2, 10))
+
+
+def test_every_staged_federation_has_a_secret_of_its_own(small, monkeypatch):
+    """A secret with a key, as on a CUDA device, draws by key and round: two groups of one key would draw alike."""
+
+    def with_a_key(self):
+        self.key = torch.from_numpy(np.frombuffer(os.urandom(32), dtype=np.int32).copy())
+        self.round = torch.zeros(1, dtype=torch.int32)
+
+    monkeypatch.setattr(Secret, "__post_init__", with_a_key)
+    setup = prepare(spec_of(secret=True), CPU, small)
+    one, other = stage(setup), stage(setup)
+    sent = [play(run, first_state(run), 0)[0].uploads for run in (setup.federation, one, other, one)]
+    assert torch.equal(sent[1], sent[3])
+    for k, j in ((0, 1), (0, 2), (1, 2)):
+        assert float((sent[k] == sent[j]).float().mean()) < 0.1
+    assert stage(prepare(spec_of(), CPU, small)).secret is None
 
 
 def test_half_the_noise_is_refuted_by_uploads_alone(small, monkeypatch):

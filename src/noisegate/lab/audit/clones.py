@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from noisegate.attacks import ATTACKS
+from noisegate.entropy import Secret
 from noisegate.lab.audit.canary import Canary
 from noisegate.lab.audit.claim import Claim
 from noisegate.lab.setup import Setup
@@ -46,8 +47,14 @@ def company_of(setup: Setup, claim: Claim) -> Tensor:
 
 
 def stage(setup: Setup, **changes: Any) -> Federation:
-    """The run's federation without liars or a defense, for the adversary to fill: everyone in it is honest."""
-    return replace(setup.federation, attack=ATTACKS["none"](), rule=Frozen(), **changes)
+    """The run's federation without liars or a defense, for the adversary to fill: everyone in it is honest.
+
+    A secret one gets a secret of its own. On a CUDA device noise is drawn by key and round, so federations of one key
+    would all have the same noise.
+    """
+    run = setup.federation
+    secret = Secret(run.x.device) if run.secret else None
+    return replace(run, attack=ATTACKS["none"](), rule=Frozen(), secret=secret, **changes)
 
 
 def clones(setup: Setup, canary: Canary, company: Tensor, held: Tensor, name: str) -> Federation:

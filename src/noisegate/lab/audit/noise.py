@@ -1,10 +1,11 @@
-"""The noise in uploads: how much, of which law, and whether any two numbers have to do with each other.
+"""The noise in uploads: how much, of which law, whether it is everywhere, and whether any two numbers are related.
 
 Every worker's sum is a vector that the adversary knows. What is left when it is taken away is the noise.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import torch
 from scipy import stats
@@ -17,7 +18,7 @@ from noisegate.lab.audit.claim import Claim
 from noisegate.lab.audit.clones import company_of, stage
 from noisegate.lab.audit.witness import Constant
 from noisegate.lab.setup import Setup
-from noisegate.simulate import first_state, play
+from noisegate.simulate import State, play
 from noisegate.streams import stream
 
 NUMBERS = 2**20
@@ -27,7 +28,39 @@ FEWEST, MOST = 8, 24
 SHORTEST_LAGS = 16
 """Numbers that a lag within an upload must at least have in common."""
 
-Law = Callable[[float], float]
+WATCHED = 2
+"""Workers of the second pass, which plays all rounds."""
+
+MOST_WATCHED = 2**27
+"""Numbers of the second pass: seconds on a CPU. A run with more of them is watched in its first coordinates."""
+
+
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """How noise is measured: an amount for every number, whose sums have a known law.
+
+    known: (d,) the sum of every worker. mean: of an amount. amounts: those in uploads (n, d), float64. tail: the chance
+    that so many amounts have this sum or a smaller one.
+    """
+
+    known: Tensor
+    mean: float
+    amounts: Callable[[Tensor], Tensor]
+    tail: Callable[[float, int], float]
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Sums of so many amounts each."""
+
+    scale: Scale
+    sums: Tensor
+    count: int
+
+    def least(self) -> tuple[float, float, int]:
+        """(the chance of the smallest sum or a smaller one, its share of what is claimed, of how many numbers)."""
+        smallest = float(self.sums.min())
+        return self.scale.tail(smallest, self.count), smallest / (self.count * self.scale.mean), self.count
 
 
 def try_noise(setup: Setup, claim: Claim) -> tuple[list[Check], float]:
@@ -35,23 +68,77 @@ def try_noise(setup: Setup, claim: Claim) -> tuple[list[Check], float]:
     run = setup.federation
     side = max(FEWEST, min(MOST, math.isqrt(NUMBERS // run.model.d)))
     claimed = claimed_noise(setup)
+    scale = _scale(setup, run.model.d, claimed)
+    uploads = torch.stack(list(_uploads(setup, claim, scale.known, (min(side, run.rounds), side), "noise")))
+    amounts = scale.amounts(uploads)
     if run.worker.mechanism == "gaussian" and run.worker.noisy:
-        known = torch.randn(run.model.d, generator=stream(run.seed, "audit/known")).to(run.x.device)
-        known *= run.worker.sensitivity * math.sqrt(run.batch) / known.norm()
-        noise = _uploads(setup, claim, known, side) - (known / run.batch).double()
+        noise = uploads - (scale.known / run.batch).double()
         std = float(noise.square().mean().sqrt())
-        return gaussian_checks(noise / std, std / claimed), std
+        checks = gaussian_checks(noise / std, std / claimed)
+    else:
+        expected, std = scale.mean, claimed
+        minus, total = int(amounts.sum()), uploads.numel()
+        found = f"{minus / total:.4f} of the signs were turned by noise, of {expected:.4f} claimed"
+        checks = [judged("noise: signs turned", found, scale.tail(minus, total))]
+        turned = (amounts - expected) / math.sqrt(expected * (1 - expected))
+        checks += independence(turned)
+    return checks + _everywhere(setup, claim, scale, amounts, claimed), std
+
+
+def _scale(setup: Setup, d: int, claimed: float) -> Scale:
+    """How the noise in uploads of d coordinates is measured."""
+    run = setup.federation
+    if run.worker.mechanism == "gaussian" and run.worker.noisy:
+        known = torch.randn(d, generator=stream(run.seed, "audit/known")).to(run.x.device)
+        known *= run.worker.sensitivity * math.sqrt(run.batch) / known.norm()
+        return Scale(
+            known,
+            1.0,
+            lambda uploads: ((uploads - (known / run.batch).double()) / claimed).square(),
+            lambda total, count: float(stats.chi2.cdf(total, count)),
+        )
     # A sign: what it is made of is positive, so that a minus comes from the noise alone.
     signs = run.worker.mechanism == "signs"
     level = float(run.batch) if signs else claimed * run.batch
-    uploads = _uploads(setup, claim, torch.full((run.model.d,), level, device=run.x.device), side)
-    expected = flip_probability(run.sigma, run.model.d) if signs else float(stats.norm.sf(1.0))
-    minus, total = int((uploads < 0).sum()), uploads.numel()
-    p = float(stats.binom.cdf(minus, total, expected))
-    found = f"{minus / total:.4f} of the signs were turned by noise, of {expected:.4f} claimed"
-    checks = [judged("noise: signs turned", found, p)]
-    turned = torch.where(uploads < 0, 1 - expected, -expected) / math.sqrt(expected * (1 - expected))
-    return checks + independence(turned.double()), claimed
+    expected = flip_probability(run.sigma, d) if signs else float(stats.norm.sf(1.0))
+    return Scale(
+        torch.full((d,), level, device=run.x.device),
+        expected,
+        lambda uploads: (uploads < 0).double(),
+        lambda total, count: float(stats.binom.cdf(total, count, expected)),
+    )
+
+
+def _everywhere(setup: Setup, claim: Claim, scale: Scale, amounts: Tensor, claimed: float) -> list[Check]:
+    """Whether noise is missing somewhere. amounts: (rounds, n, d) of the first pass. A second pass plays all rounds.
+
+    Noise that one coordinate or one round lacks is a drop in all numbers, but all of what is looked at here.
+    """
+    run = setup.federation
+    rounds, n, d = amounts.shape
+    width = max(1, min(d, MOST_WATCHED // (WATCHED * run.rounds)))
+    watched = scale if width == d else _scale(setup, width, claimed)
+    coordinates, sent = torch.zeros(width, dtype=torch.float64, device=amounts.device), []
+    for upload in _uploads(setup, claim, watched.known, (run.rounds, WATCHED), "every round"):
+        each = watched.amounts(upload)
+        coordinates += each.sum(0)
+        sent.append(each.sum(1))
+    uploads = torch.stack(sent)
+    first = Sums(scale, amounts.sum((0, 1)), rounds * n)
+    where = f", in {width} of {d} coordinates," if width < d else ""
+    return [
+        least("coordinate", [first, Sums(watched, coordinates, WATCHED * run.rounds)]),
+        least("round", [Sums(watched, uploads.sum(1), WATCHED * width), Sums(watched, uploads, width)], where),
+        least("worker", [Sums(scale, amounts.sum((0, 2)), rounds * d)]),
+    ]
+
+
+def least(name: str, groups: list[Sums], where: str = "") -> Check:
+    """Whether one of many sums is too small. where: what to say of them."""
+    looked = sum(group.sums.numel() for group in groups)
+    p, share, count = min(group.least() for group in groups)
+    found = f"the least of {looked} sums{where} is {share:.4f} of what is claimed, over {count} numbers"
+    return judged(f"noise: every {name}", found, min(1.0, looked * p))
 
 
 def gaussian_checks(noise: Tensor, share: float) -> list[Check]:
@@ -112,23 +199,27 @@ def _within(rows: Tensor) -> tuple[float, float]:
     return float((sums / common).abs().max()), min(1.0, len(sums) * 2 * float(stats.norm.sf(z)))
 
 
-def _uploads(setup: Setup, claim: Claim, known: Tensor, side: int) -> Tensor:
-    """(rounds, n, d) float64: fresh uploads of workers whose sums are `known`, without what they carry along."""
+def _uploads(setup: Setup, claim: Claim, known: Tensor, shape: tuple[int, int], name: str) -> Iterator[Tensor]:
+    """(n, d) float64 in each round: fresh uploads of workers whose sums are `known`, without what they carry along.
+
+    shape: (rounds, n). Uploads are as wide as `known` is, whatever the model is.
+    """
     run = setup.federation
     company = company_of(setup, claim)
+    rounds, n = shape
     federation = stage(
         setup,
         sums=Constant(known),
-        holdings=company.repeat(side, 1),
-        sizes=torch.full((side,), len(company), device=company.device),
-        byzantine=torch.zeros(side, dtype=torch.bool, device=company.device),
-        name=f"{run.name}/audit/noise",
+        holdings=company.repeat(n, 1),
+        sizes=torch.full((n,), len(company), device=company.device),
+        byzantine=torch.zeros(n, dtype=torch.bool, device=company.device),
+        name=f"{run.name}/audit/{name}",
     )
-    state, carry, found = first_state(federation), getattr(run.worker, "carry", 0.0), []
+    carry = getattr(run.worker, "carry", 0.0)
+    state = State(torch.zeros_like(known), known.new_zeros(n, len(known)), {}, known.new_zeros(n, len(known)))
     last = torch.zeros_like(state.uploads, dtype=torch.float64)
-    for t in range(min(side, run.rounds)):
+    for t in range(rounds):
         state, _ = play(federation, state, t)
         now = state.uploads.double()
-        found.append((now - carry * last) / (1 - carry))
+        yield (now - carry * last) / (1 - carry)
         last = now
-    return torch.stack(found)
