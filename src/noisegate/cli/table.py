@@ -12,6 +12,7 @@ from noisegate.lab import Result, Spec
 from noisegate.lab.costs import Bill
 from noisegate.lab.promise import STATED
 from noisegate.privacy import IN_WORDS
+from noisegate.privacy.statement import COMMON_DELTA
 
 
 def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out: Path) -> None:
@@ -77,19 +78,17 @@ def _promise(result: Result, cost: Bill) -> Iterator[tuple[str, str, str]]:
             f"{result.epsilon:.3f}",
             f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {by}; {relation}",
         )
-        told = result.as_dict()
-        if (common := told.get("epsilon_at_1e_5")) is not None:
-            mu = told.get("mu")
-            curve = (
-                f"; mu {mu:.3f}: at least as private as mu-GDP at every delta of 1e-10 or more"
-                if mu is not None
-                else ""
-            )
-            yield "  at delta 1e-5", f"{common:.3f}", f"epsilon of the same noise{curve}"
+        if result.epsilon_at_1e_5 is not None and result.delta != COMMON_DELTA:
+            yield "  at delta 1e-5", f"{result.epsilon_at_1e_5:.3f}", "epsilon of the same noise"
+        if result.mu is not None:
+            yield "  mu", f"{result.mu:.3f}", "at least as private as mu-GDP at every delta of 1e-10 or more"
     if cost.epsilon is None:
         yield "  together", "none", f"{cost.trainings} trained on this data: {cost.note}"
     elif cost.trainings > 1 or cost.epsilon != result.epsilon:
-        all_of = f"what an example pays for all {cost.trainings} trainings of this command on this data"
+        runs = (
+            "all its copies" if cost.trainings == 1 else f"all {cost.trainings} trainings of this command on this data"
+        )
+        all_of = f"what an example pays for {runs}"
         yield "  together", f"{cost.epsilon:.3f}", f"{all_of}, at delta {cost.delta:.2g}"
 
 
