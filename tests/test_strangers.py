@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -194,6 +194,7 @@ numbers = st.sampled_from([0.0, -0.0, 1.0, 3e38, 1e-45, float("inf"), float("nan
 
 
 @settings(max_examples=300, deadline=None)
+@example([("out of vmap", (0,), 0.0)], True)
 @given(st.lists(st.tuples(items, shapes, numbers), max_size=5), st.booleans())
 def test_receive_is_total(made, alone):
     sent = []

@@ -163,7 +163,10 @@ def as_rows(uploads: Any, workers: int, d: int, like: Tensor) -> Tensor:
     rows = torch.full((workers, d), torch.nan, dtype=like.dtype, device=like.device)
     if type(uploads) not in (list, tuple) and not (_readable(uploads) and uploads.ndim):
         return rows
-    each = Tensor.unbind(uploads[:workers]) if isinstance(uploads, Tensor) else uploads
+    try:
+        each = Tensor.unbind(uploads[:workers]) if isinstance(uploads, Tensor) else uploads
+    except RuntimeError:  # without numbers, nothing told that it escaped from a transform of torch.func
+        return rows
     for row, upload in zip(rows, each, strict=False):
         if _readable(upload) and upload.shape == (d,):
             try:
