@@ -63,10 +63,10 @@ def test_secret_uploads_are_sums_plus_the_stated_noise(attack, monkeypatch):
     exact = Direct(run_.model)(run_.worker, run_.model.initial(), run_.x[chosen], run_.y[chosen], owner, nothing)
     honest = ~run_.byzantine[rows]
     noise = (state.uploads[rows].double() - exact.double() / run_.batch)[honest]
-    assert ks_p_value(noise.flatten(), run_.added_noise) > 1e-4
-    assert ks_p_value(noise.flatten(), 0.8 * run_.added_noise) < 1e-4
+    assert ks_p_value(noise.flatten(), run_.added_noise) > 1e-6  # another noise every time
+    assert ks_p_value(noise.flatten(), 0.8 * run_.added_noise) < 1e-6
     away = torch.corrcoef(noise) - torch.eye(len(noise))
-    assert away.abs().max() < 5.5 / run_.model.d**0.5
+    assert away.abs().max() < 6.5 / run_.model.d**0.5
 
 
 @pytest.mark.parametrize("worker", ["sign-randomized", "ma-sign", "sign-gaussian", "clipped", "clipped-momentum"])
