@@ -26,8 +26,7 @@ from noisegate.lab.spec import Spec
 from noisegate.lab.store import write_whole
 from noisegate.lab.sweep import Cell, Engine, SweepFolder, hire
 
-QUICK_SEEDS = (1, 2, 3, 4)
-"""Of the subset on digits, whose 360 test examples make single runs noisy."""
+QUICK_SEEDS = (1, 2, 3, 4)  # of the subset on digits, whose 360 test examples make single runs noisy
 PARTITION = "partition"
 """The paper's figure of its non-iid partition, for which nothing is run."""
 
