@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 STD = 0.05
 WHOLE = bool(os.environ.get("NOISEGATE_SLOW"))
 SAMPLES = 100_000_000 if WHOLE else 4_000_000
-"""Of OpenSSL's bits. NOISEGATE_SLOW=1 takes moments over 1e8 samples, and the KS distance of each part of 4e6 of them."""
+"""Of OpenSSL's bits. NOISEGATE_SLOW=1 takes moments over 1e8 samples, and the KS distance of each 4e6 of them."""
 
 FIVE = 5.0
 """Standard deviations: a right sampler is further off once in two million times."""
