@@ -44,7 +44,7 @@ from common import (
 )
 from noisegate import Compute
 from noisegate.data import SOURCES
-from noisegate.lab.setup import Setup, SharedData
+from noisegate.runs.setup import Setup, SharedData
 from noisegate.simulate import Rounds, accuracy
 
 HERE = Path(__file__).parent

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 import noisegate
 from noisegate.data import SOURCES
-from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.models import build_model
+from noisegate.runs.setup import Setup, SharedData, prepare
 from noisegate.simulate import Rounds, start
 from noisegate.vectors import FlatModel
 

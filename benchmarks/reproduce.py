@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from uuid import uuid4
 
-from noisegate import Compute
-from noisegate.lab import Spec, paper, run_together
-from noisegate.lab.crew import ABREAST, batches, broken, halved, left_of_part
-from noisegate.lab.outcomes import Record, from_csv, needed, to_csv
-from noisegate.lab.store import environment, write_whole
+from noisegate import Compute, paper
+from noisegate.paper.outcomes import Record, from_csv, needed, to_csv
+from noisegate.runs import Spec, run_together
+from noisegate.runs.store import environment, write_whole
+from noisegate.sweeps.pool import ABREAST, batches, broken, halved, left_of_part
 
 HERE = Path(__file__).parent
 

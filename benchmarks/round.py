@@ -49,7 +49,7 @@ from common import (
 from noisegate import Compute
 from noisegate.aggregators import AGGREGATORS
 from noisegate.data import SOURCES
-from noisegate.lab.setup import SharedData
+from noisegate.runs.setup import SharedData
 from noisegate.vectors import FlatModel
 
 FLOOR = "floor: noise + one plain gradient"

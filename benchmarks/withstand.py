@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from noisegate import Compute
-from noisegate.lab import Spec, make_spec, reference
-from noisegate.lab.crew import Crew, batches, left_of_part
+from noisegate.runs import Spec, make_spec, reference
+from noisegate.sweeps.pool import Crew, batches, left_of_part
 
 HERE = Path(__file__).parent
 FIELDS = ("run", "accuracy", "honest_rejected", "byzantine_selected", "message")

@@ -12,15 +12,15 @@ from scipy import stats
 from torch import nn
 
 from noisegate import Dataset, Spec
+from noisegate import audit as audit_module
+from noisegate.audit import audit, fuzz, noise
+from noisegate.audit.check import Check
+from noisegate.audit.claim import claim_of
+from noisegate.audit.clones import stage
+from noisegate.audit.record import decide
 from noisegate.compute import Compute
 from noisegate.entropy import Secret, Source
-from noisegate.lab import audit as audit_module
-from noisegate.lab.audit import audit, fuzz, noise
-from noisegate.lab.audit.check import Check
-from noisegate.lab.audit.claim import claim_of
-from noisegate.lab.audit.clones import stage
-from noisegate.lab.audit.record import decide
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from noisegate.sampling import Poisson
 from noisegate.simulate import Federation, first_state, play
 from noisegate.simulate import round as round_module

@@ -8,14 +8,14 @@ import torch
 from scipy import stats
 
 from noisegate import Spec
+from noisegate.audit import bounds
+from noisegate.audit.canary import Canary, Last, Seen
+from noisegate.audit.check import WHOLE_LEVEL
+from noisegate.audit.claim import Claim
+from noisegate.audit.clones import attack, company_of
+from noisegate.audit.whole import judge_trials
 from noisegate.compute import Compute
-from noisegate.lab.audit import bounds
-from noisegate.lab.audit.canary import Canary, Last, Seen
-from noisegate.lab.audit.check import WHOLE_LEVEL
-from noisegate.lab.audit.claim import Claim
-from noisegate.lab.audit.clones import attack, company_of
-from noisegate.lab.audit.whole import judge_trials
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from noisegate.sampling import Poisson
 from noisegate.workers import Normalized
 
@@ -168,8 +168,8 @@ def test_the_likelihood_ratio_is_the_textbook_one():
 
 def test_trials_are_the_same_in_groups_and_the_statistic_is_calibrated(monkeypatch):
     """The mean of exp(ratio) is 1 where the canary is absent: the adversary's model of the product is right."""
-    from noisegate.lab.audit.canary import choose, claimed_noise
-    from noisegate.lab.audit.claim import claim_of
+    from noisegate.audit.canary import choose, claimed_noise
+    from noisegate.audit.claim import claim_of
 
     spec = Spec(rounds=8, sigma=2.0, sigma_base=2.0, byzantine=0.0, attack="none")
     setup = prepare(spec, Compute(device="cpu"))

@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from noisegate import Spec
+from noisegate import audit as audit_module
+from noisegate.audit import fuzz
+from noisegate.audit.claim import claim_of
+from noisegate.audit.grid import GridFinding, enough, grid_attack, grid_evidence, try_grid
 from noisegate.compute import Compute
 from noisegate.entropy import NOISE, Secret
-from noisegate.lab import audit as audit_module
-from noisegate.lab.audit import fuzz
-from noisegate.lab.audit.claim import claim_of
-from noisegate.lab.audit.grid import GridFinding, enough, grid_attack, grid_evidence, try_grid
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 
 STD, WIDTH, WORKERS = 0.15, 2048, 300
 

@@ -10,7 +10,7 @@ from conftest import QUICK
 from noisegate import Compute, SpecError, run
 from noisegate.aggregators import AGGREGATORS, Mean, Robust
 from noisegate.catalog import build
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from test_conformance import honest_uploads, server_view
 
 ROBUST = [name for name in AGGREGATORS if isinstance(build("aggregator", name, AGGREGATORS), Robust)]

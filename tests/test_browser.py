@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from noisegate import Compute, Spec, reference, run
-from noisegate.lab.report import write_report
-from noisegate.lab.sweep import sweep
+from noisegate.report import write_report
+from noisegate.sweeps.sweep import sweep
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 60.0

@@ -9,7 +9,7 @@ from noisegate import Dormant, Inner, Mean, SpecError, TwoStage
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
 from noisegate.catalog import build, setting_types, typed
-from noisegate.lab import Spec
+from noisegate.runs import Spec
 
 
 @dataclass(frozen=True)

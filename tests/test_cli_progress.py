@@ -8,13 +8,12 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from noisegate import Compute
+from noisegate import Compute, paper
 from noisegate.cli.progress import watched
 from noisegate.cli.reproduce import QUICK_SEEDS
-from noisegate.lab import paper
-from noisegate.lab.cells import Cell, SweepFolder
-from noisegate.lab.outcomes import needed
-from noisegate.lab.sweep import sweep
+from noisegate.paper.outcomes import needed
+from noisegate.sweeps.cells import Cell, SweepFolder
+from noisegate.sweeps.sweep import sweep
 from test_resume import PATIENCE
 
 CPU = Compute(device="cpu", threads=1)
@@ -124,7 +123,7 @@ def test_a_mistake_is_told_before_anything_is_written(cli, command, tmp_path):
 
 def test_the_list_shows_the_quick_subset_and_counts_it_only_where_it_is_chosen(cli, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")  # a row is a line
-    monkeypatch.setattr("noisegate.lab.estimate.slowness", lambda compute: 1.0)  # which takes a second to measure
+    monkeypatch.setattr("noisegate.runs.estimate.slowness", lambda compute: 1.0)  # which takes a second to measure
 
     def listed(*arguments):
         found = cli("reproduce", "--list", "--device", "cpu", *arguments)

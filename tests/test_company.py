@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from noisegate import Compute, Dataset, PrivacyError, Spec, SpecError, run
-from noisegate.lab.setup import prepare
 from noisegate.models import MODELS, build_model
+from noisegate.runs.setup import prepare
 from noisegate.simulate import Training, start
 from noisegate.simulate import recheck as looks
 from noisegate.simulate.recheck import check_finite, recheck

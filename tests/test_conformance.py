@@ -16,7 +16,7 @@ from noisegate.aggregators import AGGREGATORS, Krum
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.honest import Forger
 from noisegate.catalog import build
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from noisegate.simulate import first_state, play
 from noisegate.streams import stream
 from noisegate.views import AdversaryView, DataView, Reason, ServerView, Verdict, as_rows, receive

@@ -14,7 +14,6 @@ from noisegate.aggregators import network, ranks
 from noisegate.aggregators.bulyan import Bulyan, chosen_in_turn
 from noisegate.aggregators.distances import distances_of
 from noisegate.aggregators.median import Median
-from noisegate.aggregators.network import comparisons, mean_by_network, plan_of
 from noisegate.aggregators.ranks import (
     everyone_ascending,
     marked_ascending,
@@ -24,6 +23,7 @@ from noisegate.aggregators.ranks import (
     nearest_by_number,
 )
 from noisegate.aggregators.sign_vote import SignVote
+from noisegate.aggregators.sorting_network import comparisons, mean_by_network, plan_of
 from noisegate.aggregators.trimmed_mean import TrimmedMean
 from noisegate.errors import SpecError
 from noisegate.streams import stream

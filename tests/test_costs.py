@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from noisegate.cli.table import _promise
-from noisegate.lab import Spec, costs
 from noisegate.privacy import Cost, epsilon, together
+from noisegate.runs import Spec, costs
 from noisegate.sampling import Poisson
 
 OLD_DIGITS = {"sigma": 2.438, "rounds": 267, "sampling_rate": 16 / 141, "parameters": 2410, "copies": 1}

@@ -13,10 +13,10 @@ from noisegate import kernels
 from noisegate.aggregators import AGGREGATORS
 from noisegate.aggregators.noise_tests import _any_outside, _edges, ks_rejects
 from noisegate.attacks import ATTACKS
+from noisegate.capacity import Room
 from noisegate.entropy import Secret, grid_of
-from noisegate.lab.setup import Setup, SharedData, prepare
 from noisegate.models import build_model
-from noisegate.room import Room
+from noisegate.runs.setup import Setup, SharedData, prepare
 from noisegate.simulate import Federation, Progress, Rounds, Training, abreast, start
 from noisegate.simulate.federation import Active
 from noisegate.simulate.rounds import Recorded

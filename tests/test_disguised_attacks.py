@@ -18,7 +18,7 @@ from noisegate.attacks import ATTACKS, GradientAscent, OnOff, RankMatched, Score
 from noisegate.attacks.disguise import fixed_directions, ranked, unit, valid
 from noisegate.attacks.honest import Forger
 from noisegate.catalog import build
-from noisegate.lab.setup import MOST_KNOWN, prepare
+from noisegate.runs.setup import MOST_KNOWN, prepare
 from noisegate.simulate import first_state, play
 from noisegate.streams import stream
 from noisegate.views import TESTS, AdversaryView, DataView

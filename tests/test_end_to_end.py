@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from noisegate import Compute, Result, Spec, reference, run, undefended
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from noisegate.simulate import Training, accuracy, start
 
 SEEDS = (1, 2, 3)

@@ -28,7 +28,7 @@ from noisegate.aggregators.noise_tests import (
     room_for_signal,
 )
 from noisegate.aggregators.probes import CERTAINTY, Expected, Seen, along_gradient, along_history, hoped_agreement
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from noisegate.simulate import accuracy, first_state, play
 from noisegate.streams import stream
 from noisegate.views import TESTS, Reason, ServerView, Verdict, receive

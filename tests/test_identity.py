@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 from noisegate import Compute, Dataset, Spec
-from noisegate.lab.identity import digest_of
-from noisegate.lab.setup import prepare
+from noisegate.runs.identity import digest_of
+from noisegate.runs.setup import prepare
 from noisegate.simulate import first_state, play
 from noisegate.workers import Direct
 
@@ -161,7 +161,7 @@ def test_digests_tell_code_apart(monkeypatch):
 
 def test_parts_of_ones_own_have_one_digest_in_every_process():
     code = (
-        "import identity_plugin as own; from noisegate.lab.identity import digest_of; "
+        "import identity_plugin as own; from noisegate.runs.identity import digest_of; "
         "print(digest_of(own.Quiet(2.0), own.Loud(), own.Rule(), own.Quiet))"
     )
     places = [str(Path(__file__).parent), *sys.path]

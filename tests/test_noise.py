@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from noisegate import Compute, Dataset, Spec
-from noisegate.lab import reference, undefended
-from noisegate.lab.setup import prepare
+from noisegate.runs import reference, undefended
+from noisegate.runs.setup import prepare
 from noisegate.sampling import Poisson
 from noisegate.simulate import Federation, first_state, play
 from noisegate.streams import stream

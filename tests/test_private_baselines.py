@@ -11,11 +11,11 @@ import torch
 from conftest import QUICK, sealed
 from noisegate import Compute, StoreError, privacy, run
 from noisegate.aggregators import AGGREGATORS, MDA, Guerraoui, Krum, Mean
-from noisegate.aggregators.sign_rules import SignSum
+from noisegate.aggregators.sign_baselines import SignSum
 from noisegate.errors import PrivacyError, SpecError
 from noisegate.flips import cost_of_sign, flip_probability, lean, sigma_of
-from noisegate.lab.setup import prepare
-from noisegate.lab.spec import Spec
+from noisegate.runs.setup import prepare
+from noisegate.runs.spec import Spec
 from noisegate.sampling import Poisson
 from noisegate.simulate import start
 from noisegate.simulate.round import play
@@ -428,7 +428,7 @@ def test_what_a_part_lacks_is_named():
 
 
 def test_without_dp_accounting_what_has_no_price_is_refused_too(quick, monkeypatch):
-    monkeypatch.setattr("noisegate.lab.promise.find_spec", lambda name: None)
+    monkeypatch.setattr("noisegate.runs.promise.find_spec", lambda name: None)
     spec = quick(worker="sign-randomized", aggregator="mean", accountant="rdp", sampling="fixed")
     with pytest.raises(PrivacyError, match="signs"):
         prepare(spec, Compute(device="cpu"))

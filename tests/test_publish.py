@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from conftest import sealed
 from noisegate import Compute, Spec, reference, run
-from noisegate.lab.statement import _up
 from noisegate.privacy import Cost, together
+from noisegate.runs.statement import _up
 
 SPEC = Spec(
     rounds=3,
@@ -171,8 +171,8 @@ def test_the_place_must_be_empty(cli, folder, tmp_path):
 
 
 def test_all_files_or_none(cli, folder, tmp_path, monkeypatch):
-    from noisegate.lab import publish as module
-    from noisegate.lab.files import write_whole
+    from noisegate.runs import publish as module
+    from noisegate.runs.files import write_whole
 
     def full(path, content):
         if path.name == "privacy.txt":

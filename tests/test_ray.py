@@ -11,10 +11,10 @@ import pytest
 
 from conftest import saved_rounds
 from noisegate import Compute, SpecError, run
-from noisegate.lab.cells import SweepFolder
-from noisegate.lab.ray_engine import RayCrew
-from noisegate.lab.redteam import Outcome
-from noisegate.lab.sweep import sweep
+from noisegate.redteam.search import Outcome
+from noisegate.sweeps.cells import SweepFolder
+from noisegate.sweeps.ray_pool import RayCrew
+from noisegate.sweeps.sweep import sweep
 from test_resume import PATIENCE, contents
 
 CPU = Compute(device="cpu", threads=1)
@@ -89,7 +89,7 @@ def holder(lock) -> int | None:
 
 
 def test_what_dies_again_and_again_has_failed(ray, tmp_path, quick, monkeypatch):
-    monkeypatch.setattr("noisegate.lab.ray_engine.RETRIES", 1)
+    monkeypatch.setattr("noisegate.sweeps.ray_pool.RETRIES", 1)
 
     def die(spec, compute):
         with (tmp_path / "deaths").open("a") as file:

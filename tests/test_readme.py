@@ -85,7 +85,7 @@ def test_a_command_of_the_readme_runs(cli, monkeypatch, place, line, block):
     if "cuda" in words and not pytest.importorskip("torch").cuda.is_available():
         pytest.skip("no CUDA device here")
     monkeypatch.chdir(place)
-    monkeypatch.setattr("noisegate.lab.report.numbers.PRIVACY_POINTS", 2)  # tests/test_report.py looks at all of them
+    monkeypatch.setattr("noisegate.report.numbers.PRIVACY_POINTS", 2)  # tests/test_report.py looks at all of them
     answer = cli(*words, *shlex.split(block.how))
     expected = {0, 1} if words[:2] == ["data", "verify"] else {0}  # 1: some data set is not on this machine
     assert answer.status in expected, answer.err

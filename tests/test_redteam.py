@@ -26,13 +26,25 @@ from noisegate.attacks import ATTACKS
 from noisegate.catalog import setting_types
 from noisegate.cli.findings import verdict
 from noisegate.cli.redteam import Evaluation, _watched
-from noisegate.lab import crew as crew_module
-from noisegate.lab import locks as locks_module
-from noisegate.lab import read_spec, red_team, reference
-from noisegate.lab.crew import Crew, batches, left_of_part, side_by_side
-from noisegate.lab.plot import plot
-from noisegate.lab.redteam import LATE, OWN_CLOCK, SETTINGS, SHARES, Outcome, Trial, _moved, _with, behaved, by_chance
-from noisegate.lab.trials import LOCK, TrialFolder
+from noisegate.redteam import red_team
+from noisegate.redteam.plot import plot
+from noisegate.redteam.search import (
+    LATE,
+    OWN_CLOCK,
+    SETTINGS,
+    SHARES,
+    Outcome,
+    Trial,
+    _moved,
+    _with,
+    behaved,
+    by_chance,
+)
+from noisegate.redteam.trials import LOCK, TrialFolder
+from noisegate.runs import locks as locks_module
+from noisegate.runs import read_spec, reference
+from noisegate.sweeps import pool as crew_module
+from noisegate.sweeps.pool import Crew, batches, left_of_part, side_by_side
 from noisegate.version import __version__
 
 FLAGS = [word for key, value in QUICK.items() if key != "sigma_base" for word in (f"--{key}", str(value))]

@@ -15,16 +15,15 @@ import pytest
 
 from conftest import sealed
 from noisegate import Compute, Spec, SpecError, StoreError, reference, run, undefended
-from noisegate.lab import figures
-from noisegate.lab.figures import write_figures
-from noisegate.lab.promise import STATED
-from noisegate.lab.report import numbers, report, write_report
-from noisegate.lab.report.charts import MEANINGS
-from noisegate.lab.report.folders import Verdicts, read_run
-from noisegate.lab.report.numbers import privacy_spent, refused_shares, timeline
-from noisegate.lab.report.page import Page, table
-from noisegate.lab.report.sweeps import MOST_LINES, axis_of, facets, read_sweep_folder
-from noisegate.lab.sweep import SweepFolder, sweep
+from noisegate.report import figures, numbers, report, write_report
+from noisegate.report.charts import MEANINGS
+from noisegate.report.figures import write_figures
+from noisegate.report.folders import Verdicts, read_run
+from noisegate.report.numbers import privacy_spent, refused_shares, timeline
+from noisegate.report.page import Page, table
+from noisegate.report.sweeps import MOST_LINES, axis_of, facets, read_sweep_folder
+from noisegate.runs.promise import STATED
+from noisegate.sweeps.sweep import SweepFolder, sweep
 from noisegate.views import Reason
 
 ONE = Compute(device="cpu", threads=1)

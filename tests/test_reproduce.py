@@ -13,16 +13,16 @@ import torch
 from typer.testing import CliRunner
 
 from conftest import benchmark
-from noisegate import SpecError, StoreError
+from noisegate import SpecError, StoreError, paper
 from noisegate.cli import app
-from noisegate.lab import paper, reference
-from noisegate.lab.claims import claims
-from noisegate.lab.comparison import as_table, columns, markdown, page, rows
-from noisegate.lab.estimate import seconds, shown
-from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv, tolerance
-from noisegate.lab.partition_figure import PRIVATE, distribution
-from noisegate.lab.setup import prepare
+from noisegate.paper.claims import claims
+from noisegate.paper.comparison import as_table, columns, markdown, page, rows
+from noisegate.paper.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv, tolerance
+from noisegate.paper.partition_figure import PRIVATE, distribution
 from noisegate.privacy import epsilon as spent
+from noisegate.runs import reference
+from noisegate.runs.estimate import seconds, shown
+from noisegate.runs.setup import prepare
 from noisegate.sampling import Poisson
 
 load = functools.cache(paper.load)

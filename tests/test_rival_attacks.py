@@ -29,7 +29,7 @@ from noisegate.attacks import (
 from noisegate.attacks.fang_krum import lies_win
 from noisegate.attacks.honest import Forger
 from noisegate.attacks.line_search import lowest_at
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from noisegate.simulate import Federation, first_state, play
 from noisegate.streams import stream
 from noisegate.views import AdversaryView, Reason, ServerView, Verdict, receive

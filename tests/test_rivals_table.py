@@ -9,7 +9,7 @@ from conftest import benchmark
 from noisegate import Spec
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
-from noisegate.lab.spec import partner_of
+from noisegate.runs.spec import partner_of
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "rivals.csv"

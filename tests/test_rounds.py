@@ -9,9 +9,9 @@ from torch import nn
 
 import noisegate
 from noisegate import Compute, Dataset, Spec
+from noisegate.capacity import Room, places
 from noisegate.errors import SpecError
-from noisegate.lab.setup import SharedData, prepare
-from noisegate.room import Room, places
+from noisegate.runs.setup import SharedData, prepare
 from noisegate.sampling import DRAWN_AT_ONCE, FixedSize, Poisson, gather
 from noisegate.simulate import Federation, Rounds, Training, abreast, accuracy, first_state, play, start
 from noisegate.streams import stream

@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 from noisegate import Compute, Spec, SpecError, StoreError, data, reference, run, undefended
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
-from noisegate.lab import read_spec
-from noisegate.lab.setup import SharedData, prepare
+from noisegate.runs import read_spec
+from noisegate.runs.setup import SharedData, prepare
 from noisegate.simulate import first_state, play
 from noisegate.streams import stream
 from noisegate.views import Reason

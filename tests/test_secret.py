@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from noisegate import Compute, Poisson, Spec, SpecError, StoreError, epsilon, run
 from noisegate.entropy import Source
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from noisegate.simulate import first_state, play, rounds, shares, start
 from noisegate.views import Reason
 from noisegate.workers import Direct
@@ -117,7 +117,7 @@ def test_a_killed_secret_run_never_draws_for_a_round_twice(tmp_path, drawn_for):
     spec = Spec(**{**SPEC.canonical(), "rounds": 4000, "evaluate_every": 1000})
     code = f"""
 import noisegate
-from noisegate.lab.spec import make_spec
+from noisegate.runs.spec import make_spec
 noisegate.run(make_spec({spec.canonical()!r}), compute=noisegate.Compute(device="cpu", threads=1), out={str(out)!r})
 """
     process = subprocess.Popen([sys.executable, "-c", code])

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from noisegate import Compute, DataError, Poisson, PrivacyError, Spec, SpecError, epsilon, run
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 
 CPU = Compute(device="cpu")
 NOISE = {"rounds": 5, "sigma": 4.0, "sigma_base": 4.0, "accountant": "rdp", "batch": 8}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from noisegate import Compute, Spec, SpecError
 from noisegate.data import SOURCES
-from noisegate.lab import make_spec, read_spec, reference, undefended
+from noisegate.runs import make_spec, read_spec, reference, undefended
 
 positive = st.floats(1e-6, 1e9)
 counts = st.integers(1, 10**6)

@@ -18,14 +18,15 @@ from safetensors.torch import load_file, save
 
 from conftest import sealed
 from noisegate import Compute, Spec, StoreError, run
-from noisegate.lab import checkpoints, files, key, trials
-from noisegate.lab.cells import SweepFolder
-from noisegate.lab.files import read_whole, seal, unseal, write_whole
-from noisegate.lab.key import fingerprint, user_key
-from noisegate.lab.plain import PlainSpec, plain_spec, read_plain
-from noisegate.lab.redteam import Outcome
-from noisegate.lab.store import RunFolder
-from noisegate.lab.sweep import sweep
+from noisegate.redteam import trials
+from noisegate.redteam.search import Outcome
+from noisegate.runs import checkpoints, files, key
+from noisegate.runs.files import read_whole, seal, unseal, write_whole
+from noisegate.runs.key import fingerprint, user_key
+from noisegate.runs.plain import PlainSpec, plain_spec, read_plain
+from noisegate.runs.store import RunFolder
+from noisegate.sweeps.cells import SweepFolder
+from noisegate.sweeps.sweep import sweep
 
 ONE = Compute(device="cpu", threads=1)
 SPEC = Spec(rounds=6, sigma=2.5, sigma_base=2.5, accountant="rdp", aggregator="two-stage", evaluate_every=2, workers=4)
@@ -410,7 +411,7 @@ def test_a_real_full_disk(tmp_path):
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full here")
     (tmp_path / "file").write_bytes(b"old")
-    full = "import os, sys; from noisegate.lab import files; real = os.fsync\n"
+    full = "import os, sys; from noisegate.runs import files; real = os.fsync\n"
     full += "def fsync(n):\n os.dup2(os.open('/dev/full', os.O_WRONLY), n); os.write(n, b'x')\n"
     full += "files.os.fsync = fsync; from pathlib import Path; files.write_whole(Path(sys.argv[1]), b'new')"
     answer = subprocess.run(
@@ -636,7 +637,7 @@ def test_where_the_key_is(monkeypatch, tmp_path):
 
 
 def test_two_processes_at_once_have_one_key(own_key):
-    command = "from noisegate.lab.key import user_key; print(user_key().hex())"
+    command = "from noisegate.runs.key import user_key; print(user_key().hex())"
     processes = [subprocess.Popen([sys.executable, "-c", command], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     assert len({process.communicate()[0] for process in processes}) == 1
     found = []

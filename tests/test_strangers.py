@@ -16,7 +16,7 @@ from torch import Tensor
 from noisegate import Compute, SpecError
 from noisegate.aggregators import Mean
 from noisegate.attacks.honest import Forger
-from noisegate.lab.setup import prepare
+from noisegate.runs.setup import prepare
 from noisegate.simulate import first_state, play
 from noisegate.views import AdversaryView, DataView, Reason, Verdict, as_rows, receive
 

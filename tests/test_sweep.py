@@ -15,12 +15,12 @@ import torch
 
 from conftest import saved_rounds, sealed
 from noisegate import Compute, Spec, run, run_together
-from noisegate.lab import cells as cells_module
-from noisegate.lab import sweep as sweep_module
-from noisegate.lab.cells import BUSY, Cell, SweepFolder, play_one, play_several
-from noisegate.lab.grid import MOST_RUNS
-from noisegate.lab.redteam import Outcome
-from noisegate.lab.sweep import _came_of, read_sweep, sweep
+from noisegate.redteam.search import Outcome
+from noisegate.sweeps import cells as cells_module
+from noisegate.sweeps import sweep as sweep_module
+from noisegate.sweeps.cells import BUSY, Cell, SweepFolder, play_one, play_several
+from noisegate.sweeps.grid import MOST_RUNS
+from noisegate.sweeps.sweep import _came_of, read_sweep, sweep
 from test_resume import PATIENCE, contents
 
 CPU = Compute(device="cpu", threads=1)

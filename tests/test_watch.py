@@ -14,7 +14,7 @@ from conftest import sealed
 from noisegate import Compute, Spec, run
 from noisegate.cli import watch
 from noisegate.cli.watch import plain, span, spark, stand, words
-from noisegate.lab.sweep import SweepFolder, sweep
+from noisegate.sweeps.sweep import SweepFolder, sweep
 
 ONE = Compute(device="cpu", threads=1)
 SPEC = Spec(rounds=6, sigma=2.5, sigma_base=2.5, accountant="rdp", aggregator="mean", evaluate_every=2)

@@ -7,7 +7,7 @@ import pytest
 
 from conftest import benchmark
 from noisegate.attacks import ATTACKS
-from noisegate.lab import reference
+from noisegate.runs import reference
 
 ROOT = Path(__file__).parents[1]
 SPEC, RESULTS = ROOT / "benchmarks" / "withstand.toml", ROOT / "benchmarks" / "withstand.csv"

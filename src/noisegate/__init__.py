@@ -17,9 +17,9 @@ if typing.TYPE_CHECKING:  # for whoever reads types; the names below come when t
     from noisegate.compute import Compute
     from noisegate.data import Dataset
     from noisegate.errors import DataError, NoisegateError, PrivacyError, SpecError, StoreError
-    from noisegate.lab import Result, Spec, reference, run, run_together, undefended
     from noisegate.privacy import Guarantee, calibrate, epsilon
     from noisegate.privacy import guarantee as guarantee  # type: ignore[no-redef]  # taken for the module of that name
+    from noisegate.runs import Result, Spec, reference, run, run_together, undefended
     from noisegate.sampling import FixedSize, Poisson
     from noisegate.streams import stream
     from noisegate.vectors import FlatModel
@@ -32,7 +32,7 @@ _HOMES = {
     "noisegate.compute": ("Compute",),
     "noisegate.data": ("Dataset",),
     "noisegate.errors": ("DataError", "NoisegateError", "PrivacyError", "SpecError", "StoreError"),
-    "noisegate.lab": ("Result", "Spec", "reference", "run", "run_together", "undefended"),
+    "noisegate.runs": ("Result", "Spec", "reference", "run", "run_together", "undefended"),
     "noisegate.privacy": ("Guarantee", "calibrate", "epsilon", "guarantee"),
     "noisegate.sampling": ("FixedSize", "Poisson"),
     "noisegate.streams": ("stream",),

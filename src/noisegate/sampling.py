@@ -22,10 +22,10 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from noisegate.capacity import Room
 from noisegate.checks import count, positive, refuse
 from noisegate.entropy import Randomness, uniforms
 from noisegate.errors import PrivacyError
-from noisegate.room import Room
 
 DRAWN_AT_ONCE = 256
 """Workers whose uniforms exist at the same time. Part of what a seed means on a CUDA device: not to be changed."""

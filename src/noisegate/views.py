@@ -14,9 +14,9 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
+from noisegate.capacity import Room
 from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
-from noisegate.room import Room
 from noisegate.vectors import as_rows as as_rows
 from noisegate.vectors import receive as receive
 

@@ -16,7 +16,7 @@ from noisegate.aggregators.mean import Mean
 from noisegate.aggregators.median import Median
 from noisegate.aggregators.nnm import NearestNeighborMixing
 from noisegate.aggregators.robust import Robust
-from noisegate.aggregators.sign_rules import MaSign, SignGaussian, SignRandomized
+from noisegate.aggregators.sign_baselines import MaSignVote, SignGaussianSum, SignRandomizedSum
 from noisegate.aggregators.sign_vote import SignVote
 from noisegate.aggregators.spectral_filter import SpectralFilter
 from noisegate.aggregators.trimmed_mean import TrimmedMean
@@ -40,9 +40,9 @@ AGGREGATORS: dict[str, Callable[..., Any]] = {
     "nnm": NearestNeighborMixing,
     "bucketing": Bucketing,
     "guerraoui": Guerraoui,
-    "sign-gaussian": SignGaussian,
-    "sign-randomized": SignRandomized,
-    "ma-sign": MaSign,
+    "sign-gaussian": SignGaussianSum,
+    "sign-randomized": SignRandomizedSum,
+    "ma-sign": MaSignVote,
 }
 
 __all__ = [
@@ -56,14 +56,14 @@ __all__ = [
     "GeometricMedian",
     "Guerraoui",
     "Krum",
-    "MaSign",
+    "MaSignVote",
     "Mean",
     "Median",
     "MultiKrum",
     "NearestNeighborMixing",
     "Robust",
-    "SignGaussian",
-    "SignRandomized",
+    "SignGaussianSum",
+    "SignRandomizedSum",
     "SignVote",
     "SpectralFilter",
     "TrimmedMean",

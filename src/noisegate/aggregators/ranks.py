@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from noisegate.aggregators.network import MOST_ROWS, mean_by_network
+from noisegate.aggregators.sorting_network import MOST_ROWS, mean_by_network
 from noisegate.vectors import counting
 
 NEAR = 2**19

@@ -12,10 +12,10 @@ from noisegate.cli.privacy import read_delta
 from noisegate.cli.run import SILENCE, gather
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
-from noisegate.lab.spec import Spec
+from noisegate.runs.spec import Spec
 
 if TYPE_CHECKING:  # it needs scipy's distributions, which take half a second to import
-    from noisegate.lab.audit import Audit
+    from noisegate.audit import Audit
 
 
 def audit_command(
@@ -114,7 +114,7 @@ def show(found: "Audit") -> None:
 
 def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console) -> "Audit":
     """Audit with a progress bar on a terminal, and otherwise with a line now and then."""
-    from noisegate.lab.audit import audit
+    from noisegate.audit import audit
 
     bar = Progress(
         TextColumn("audit"),
@@ -147,6 +147,6 @@ def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console)
 
 
 def _write(found: "Audit", out: Path) -> tuple[Path, ...]:
-    from noisegate.lab.audit import write_audit
+    from noisegate.audit import write_audit
 
     return write_audit(found, out)

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from noisegate.cli.progress import runs
 from noisegate.cli.terminal import Console
-from noisegate.lab import Findings
-from noisegate.lab.plot import WITHOUT, describe, part
-from noisegate.lab.redteam import BEHAVED, Outcome, Trial
+from noisegate.redteam import Findings
+from noisegate.redteam.plot import WITHOUT, describe, part
+from noisegate.redteam.search import BEHAVED, Outcome, Trial
 
 MOST_MESSAGE = 300
 

@@ -14,8 +14,8 @@ from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
 from noisegate.cli.terminal import Console
 from noisegate.data import SOURCES
-from noisegate.lab.spec import DEFAULTS, usual_of
 from noisegate.models import MODELS
+from noisegate.runs.spec import DEFAULTS, usual_of
 from noisegate.workers import WORKERS
 
 JSON_ONLY = ("goes_with",)

@@ -14,8 +14,8 @@ from noisegate.checks import plain
 from noisegate.cli.run import SILENCE
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
-from noisegate.lab import Spec, estimate
-from noisegate.lab.sweep import Cell, Engine, SweepFolder, hire, sweep
+from noisegate.runs import Spec, estimate
+from noisegate.sweeps.sweep import Cell, Engine, SweepFolder, hire, sweep
 
 LOOK = 2.0
 """Seconds between two looks at how far the runs are."""

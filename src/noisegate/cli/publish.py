@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from noisegate.checks import plain
-from noisegate.lab.publish import publish
+from noisegate.runs.publish import publish
 
 
 def publish_command(

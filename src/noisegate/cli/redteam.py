@@ -23,12 +23,13 @@ from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
-from noisegate.lab import Findings, Spec, costs, red_team
-from noisegate.lab.crew import Crew
-from noisegate.lab.plot import describe, plot
-from noisegate.lab.redteam import BEHAVED, BUDGET, SHARES, Outcome, Stage, Trial, behaved, check_search
-from noisegate.lab.setup import Setup, prepare
-from noisegate.lab.trials import TrialFolder
+from noisegate.redteam import Findings, red_team
+from noisegate.redteam.plot import describe, plot
+from noisegate.redteam.search import BEHAVED, BUDGET, SHARES, Outcome, Stage, Trial, behaved, check_search
+from noisegate.redteam.trials import TrialFolder
+from noisegate.runs import Spec, costs
+from noisegate.runs.setup import Setup, prepare
+from noisegate.sweeps.pool import Crew
 from noisegate.version import __version__
 
 NOT_OURS = ("threads", "resume", "baselines", "out", "as_json")

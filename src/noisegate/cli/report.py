@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from noisegate.lab.report import write_report
+from noisegate.report import write_report
 
 
 def report_command(
@@ -18,7 +18,7 @@ def report_command(
     """Make one HTML page of a run or a sweep; it loads nothing from anywhere."""
     written = []
     if figures is not None:
-        from noisegate.lab.figures import write_figures  # which most reports do without
+        from noisegate.report.figures import write_figures  # which most reports do without
 
         written = write_figures(folder, figures)
     print(write_report(folder, out))

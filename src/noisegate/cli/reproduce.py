@@ -10,21 +10,22 @@ from uuid import uuid4
 import typer
 from rich.table import Table
 
+from noisegate import paper
 from noisegate.checks import plain
 from noisegate.cli.progress import play
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
-from noisegate.lab import costs, estimate, paper
-from noisegate.lab.claims import Claim, claims, named
-from noisegate.lab.comparison import as_table, columns, page, rows
-from noisegate.lab.files import read_json
-from noisegate.lab.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv
-from noisegate.lab.paper import QUICK, Experiment
-from noisegate.lab.spec import Spec
-from noisegate.lab.store import write_whole
-from noisegate.lab.sweep import Cell, Engine, SweepFolder, hire
+from noisegate.paper import QUICK, Experiment
+from noisegate.paper.claims import Claim, claims, named
+from noisegate.paper.comparison import as_table, columns, page, rows
+from noisegate.paper.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv
+from noisegate.runs import costs, estimate
+from noisegate.runs.files import read_json
+from noisegate.runs.spec import Spec
+from noisegate.runs.store import write_whole
+from noisegate.sweeps.sweep import Cell, Engine, SweepFolder, hire
 
 QUICK_SEEDS = (1, 2, 3, 4)  # of the subset on digits, whose 360 test examples make single runs noisy
 PARTITION = "partition"
@@ -140,7 +141,7 @@ def _only(dataset: str, epsilon: str, attack: str, byzantine: str, setting: str)
 
 
 def _partition(dataset: str, out: Path) -> None:
-    from noisegate.lab.partition_figure import PRIVATE, WHERE, distribution, figure
+    from noisegate.paper.partition_figure import PRIVATE, WHERE, distribution, figure
 
     found = distribution(dataset)
     (out / "runs").mkdir(parents=True, exist_ok=True)  # so that it is taken for a store, as it will be

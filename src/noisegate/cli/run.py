@@ -14,8 +14,8 @@ from noisegate.cli.table import show_result
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
-from noisegate.lab import Result, Spec, costs, make_spec, read_settings, reference, run, undefended
-from noisegate.lab.spec import BEST, PARTS, partner_of
+from noisegate.runs import Result, Spec, costs, make_spec, read_settings, reference, run, undefended
+from noisegate.runs.spec import BEST, PARTS, partner_of
 from noisegate.simulate import Progress as RunProgress
 
 SILENCE = 15.0

@@ -13,9 +13,9 @@ from noisegate.cli.progress import play, runs, there
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
-from noisegate.lab import Spec, costs
-from noisegate.lab.plot import part
-from noisegate.lab.sweep import Cell, Engine, Grid, SweepFolder, hire, read_grid
+from noisegate.redteam.plot import part
+from noisegate.runs import Spec, costs
+from noisegate.sweeps.sweep import Cell, Engine, Grid, SweepFolder, hire, read_grid
 
 MOST_MESSAGE = 300
 

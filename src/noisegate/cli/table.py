@@ -8,11 +8,11 @@ from rich.table import Table
 
 from noisegate.aggregators import Robust
 from noisegate.cli.terminal import Console
-from noisegate.lab import Result, Spec
-from noisegate.lab.costs import Bill
-from noisegate.lab.promise import STATED
 from noisegate.privacy import IN_WORDS
 from noisegate.privacy.statement import COMMON_DELTA
+from noisegate.runs import Result, Spec
+from noisegate.runs.costs import Bill
+from noisegate.runs.promise import STATED
 
 
 def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out: Path) -> None:

@@ -18,12 +18,12 @@ from rich.text import Text
 from noisegate.checks import plain
 from noisegate.cli.terminal import Console
 from noisegate.errors import NoisegateError, StoreError
-from noisegate.lab.checkpoints import read_standing
-from noisegate.lab.plain import AnySpec
-from noisegate.lab.report.folders import RunRecord, kind_of, number, read_run
-from noisegate.lab.report.sweeps import STATUSES, flatten, show
-from noisegate.lab.store import CHECKPOINT
-from noisegate.lab.sweep import Cell, SweepFolder
+from noisegate.report.folders import RunRecord, kind_of, number, read_run
+from noisegate.report.sweeps import STATUSES, flatten, show
+from noisegate.runs.checkpoints import read_standing
+from noisegate.runs.plain import AnySpec
+from noisegate.runs.store import CHECKPOINT
+from noisegate.sweeps.sweep import Cell, SweepFolder
 
 SILENCE = 60.0
 """Seconds without a word after which a job may have been interrupted."""

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from noisegate.capacity import CACHED, TAIL, Room
 from noisegate.entropy import Randomness, Secret
 from noisegate.errors import SpecError
-from noisegate.room import CACHED, TAIL, Room
 from noisegate.sampling import Batch, Draw, Sampling
 from noisegate.streams import rewind
 from noisegate.vectors import FlatModel

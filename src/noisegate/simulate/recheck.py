@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from noisegate.attacks import Honest
+from noisegate.capacity import Room
 from noisegate.errors import PrivacyError, SpecError
-from noisegate.room import Room
 from noisegate.sampling import gather
 from noisegate.simulate.federation import Federation, State
 from noisegate.streams import stream

@@ -5,9 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from noisegate.capacity import Room, places
 from noisegate.entropy import BATCH, NOISE, PUBLISH, Source
 from noisegate.errors import SpecError
-from noisegate.room import Room, places
 from noisegate.sampling import gather
 from noisegate.simulate.federation import Federation, State, Streams
 from noisegate.simulate.judging import judged

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate import kernels
-from noisegate.room import Room
+from noisegate.capacity import Room
 from noisegate.vectors import FlatModel, counting, ones
 from noisegate.views import Worker
 from noisegate.workers import layers

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from noisegate.capacity import CACHED
 from noisegate.errors import SpecError
-from noisegate.room import CACHED
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.workers.closed_form import ClosedForm

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from noisegate.room import Room
+from noisegate.capacity import Room
 from noisegate.vectors import FlatModel, add_rows
 from noisegate.views import Worker
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from noisegate import checks
+from noisegate.capacity import Room
 from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
-from noisegate.room import Room
 from noisegate.vectors import FlatModel, counting, zeros
 from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm

@@ -1,0 +1,120 @@
+"""Runs of a search on disk: a line for each that ended, so that none has to be run again.
+
+results.jsonl  a line per run, in the order in which they ended, each with its own checksum
+plot.html      accuracy against the Byzantine share
+worst.toml     the spec of the worst case
+.lock          empty; locked while a search writes here
+"""
+
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from noisegate.checks import plain
+from noisegate.errors import StoreError
+from noisegate.redteam.search import Outcome, Stage
+from noisegate.runs.files import MOST_TEXT, parse, read_whole, seal, unseal, write_whole
+from noisegate.runs.key import fingerprint
+from noisegate.runs.locks import LOCK, alone
+from noisegate.runs.spec import Spec
+from noisegate.runs.wellformed import fields_of
+
+RESULTS = "results.jsonl"
+
+
+class TrialFolder:
+    """What a search leaves, and finds again. Nobody else's until it is closed.
+
+    how: what the numbers depend on beside the spec, as version and device; what was run otherwise is run anew.
+    A line that is damaged is dropped: its run is run anew too.
+    """
+
+    def __init__(self, path: Path, spec: Spec, how: str) -> None:
+        self.path, self.how = path, how
+        inputs = fingerprint(spec, None, None)  # all runs of a search use the same data
+        self._inputs = f"-{inputs.key}-{inputs.digest[:12]}" if inputs else ""
+        self._known: dict[str, Outcome] = {}
+        self._lines: list[bytes] = []
+        self.strange = 0
+        """Runs in the folder that were run otherwise."""
+        self.damaged = 0
+        """Lines that were dropped."""
+        try:
+            names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+        except OSError as error:
+            raise StoreError(f"{plain(path)}: cannot be used ({error.strerror}); choose another --out") from None
+        known = {RESULTS, LOCK, f".{RESULTS}.part"}  # all that one leaves before its first run
+        if names and RESULTS not in names and not names <= known:
+            raise StoreError(f"{plain(path)}: is not empty and holds no search; choose another --out")
+        with ExitStack() as held:
+            held.enter_context(alone(path))
+            self._read()
+            self._held = held.pop_all()  # unless it could not be read
+
+    def __enter__(self) -> "TrialFolder":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the folder to others."""
+        self._held.close()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, spec: Spec) -> Outcome | None:
+        """What came of a run; None if it has not ended yet, or failed: what failed once may not fail again."""
+        found = self._known.get(self._key(spec))
+        return None if found is None or found.status == "failed" else found
+
+    def add(self, spec: Spec, stage: Stage, outcome: Outcome) -> None:
+        """Keep a run. All lines are written anew: a disk that is full leaves the old ones, and none in part."""
+        line = {"key": self._key(spec), "how": self.how, "stage": stage, **asdict(outcome), "spec": spec.canonical()}
+        lines = [*self._lines, seal(line, indent=None)]
+        self.write(RESULTS, b"".join(lines))
+        self._lines, self._known[self._key(spec)] = lines, outcome
+
+    def write(self, name: str, content: str | bytes) -> Path:
+        """A file that is whole once it exists."""
+        write_whole(self.path / name, content.encode() if isinstance(content, str) else content, f".{name}.part")
+        return self.path / name
+
+    def _key(self, spec: Spec) -> str:
+        return f"{spec.name()}{self._inputs}"
+
+    def _read(self) -> None:
+        try:
+            content = read_whole(self.path / RESULTS, MOST_TEXT)
+        except FileNotFoundError:
+            return
+        lines = content.splitlines(keepends=True)
+        torn = bool(lines) and not lines[-1].endswith(b"\n")
+        for line in lines:
+            try:
+                self._take(line)
+                self._lines.append(line)
+            except StoreError:
+                self.damaged += 1
+        if self.damaged > torn and not self._lines:  # then it is somebody else's, and not ours to change
+            raise StoreError(f"{plain(self.path / RESULTS)}: no line of it is of a search; choose another --out")
+        if self.damaged:
+            self.write(RESULTS, b"".join(self._lines))
+
+    def _take(self, line: bytes) -> None:
+        if not line.endswith(b"\n"):
+            raise StoreError("cut off as it was written")
+        found: dict[str, Any] = unseal(parse(line, RESULTS), RESULTS)
+        values = fields_of(Outcome, found, RESULTS)
+        outcome = Outcome(**{**values, "message": "\n".join(map(plain, values["message"].split("\n")))})
+        key, how = found.get("key"), found.get("how")
+        if not isinstance(key, str) or not isinstance(how, str):
+            raise StoreError("not a run")
+        if outcome.status == "done" and outcome.accuracy is None:
+            raise StoreError("a run that is done has an accuracy")
+        if how == self.how:
+            self._known[key] = outcome
+        else:
+            self.strange += 1

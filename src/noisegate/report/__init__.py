@@ -1,0 +1,36 @@
+"""A run or a sweep as one HTML page that loads nothing."""
+
+from pathlib import Path
+
+from noisegate.checks import plain
+from noisegate.errors import StoreError
+from noisegate.report.folders import kind_of, read_run
+from noisegate.report.run_page import run_page
+from noisegate.report.sweep_page import sweep_page
+from noisegate.report.sweeps import read_sweep_folder
+from noisegate.runs.files import write_whole
+
+__all__ = ["put", "report", "write_report"]
+
+
+def report(folder: Path, out: Path | None = None) -> str:
+    """The page of a run folder or a sweep folder. out: where it will be, so that its links lead somewhere."""
+    if kind_of(folder) == "run":
+        return run_page(read_run(folder)).html()
+    return sweep_page(read_sweep_folder(folder), out or folder / "report.html").html()
+
+
+def write_report(folder: Path, out: Path | None = None) -> Path:
+    """Write the page, to report.html in the folder unless told otherwise."""
+    out = out or folder / "report.html"
+    put(out, report(folder, out).encode())
+    return out
+
+
+def put(path: Path, content: bytes) -> None:
+    """Write a file that is whole if it exists, and the folder for it."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"{plain(path.parent)}: cannot be made ({error.strerror}); choose another place") from None
+    write_whole(path, content)

@@ -1,0 +1,225 @@
+"""The charts of a report as PNG and SVG files, for papers and slides. Needs matplotlib: the extra `figures`."""
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from noisegate.errors import SpecError
+from noisegate.report import put
+from noisegate.report.charts import GROUP_NAMES
+from noisegate.report.folders import RunRecord, kind_of, read_run
+from noisegate.report.numbers import GROUPS, Grid, privacy_spent, refused_shares, timeline
+from noisegate.report.sweeps import MOST_CHARTS, Facet, SweepRecord, axis_of, facets, mean, read_sweep_folder
+from noisegate.views import Reason
+
+FORMATS = ("png", "svg")
+LINES = ["#0072b2", "#b35a00", "#00785a", "#a3437d", "#5b5b5b", "#2a8fc4"]
+STYLES = ["-", "--", ":", "-.", (0, (6, 2)), (0, (1, 1))]
+MARKERS = ["o", "s", "D", "^", "x", "P"]
+GROUP_LOOKS = {"honest": ("#0072b2", "-"), "byzantine": ("#c44e00", ":")}
+REASON_COLORS = {
+    Reason.KEPT: "#e4e8ec",
+    Reason.MALFORMED: "#1b1f24",
+    Reason.NORM: "#e69f00",
+    Reason.DISTRIBUTION: "#56b4e9",
+    Reason.SCORE: "#9aa5b1",
+    Reason.EVIDENCE: "#cc4a00",
+    Reason.DEPENDENT: "#b8609a",
+    Reason.MISSING: "#ffffff",
+}
+SETTINGS: dict[Any, Any] = {
+    "text.parse_math": False,
+    "svg.hashsalt": "noisegate",
+    "svg.fonttype": "none",
+    "font.size": 9,
+}
+"""A name with a dollar sign is a name; equal figures are equal files; text in an SVG stays text."""
+
+
+def write_figures(folder: Path, into: Path) -> list[Path]:
+    """Every figure of a run folder or a sweep folder, in both formats."""
+    try:
+        from matplotlib import rc_context
+    except ImportError:
+        raise SpecError("--figures: needs matplotlib; install it with: pip install 'noisegate[figures]'") from None
+    drawings = _of_run(read_run(folder)) if kind_of(folder) == "run" else _of_sweep(read_sweep_folder(folder))
+    written = []
+    with rc_context(SETTINGS):
+        for name, draw in drawings.items():
+            figure = draw()
+            for form in FORMATS:
+                buffer = io.BytesIO()
+                metadata = {"Date": None} if form == "svg" else {"Software": None}
+                figure.savefig(buffer, format=form, dpi=200, metadata=metadata)
+                path = into / f"{name}.{form}"
+                put(path, buffer.getvalue())
+                written.append(path)
+    return written
+
+
+def _of_run(record: RunRecord) -> dict[str, Callable[[], Any]]:
+    drawings: dict[str, Callable[[], Any]] = {}
+    if record.curve:
+        drawings["accuracy"] = lambda: _accuracy(record)
+    if any(refused_shares(record.curve).values()):
+        drawings["refused"] = lambda: _refused(record.curve)
+    if record.verdicts is not None:
+        grid = timeline(record.verdicts)
+        drawings["verdicts"] = lambda: _verdicts(grid)
+        if record.verdicts.scores.any():
+            drawings["scores"] = lambda: _scores(grid)
+    spent = privacy_spent(record)
+    if spent.rounds:
+        drawings["privacy"] = lambda: _privacy(spent.rounds, spent.epsilons)
+    return drawings
+
+
+def _of_sweep(record: SweepRecord) -> dict[str, Callable[[], Any]]:
+    axis = axis_of(record)
+    found = [
+        facet
+        for facet in facets(record, axis)
+        if any(group.accuracies for groups in facet.lines.values() for group in groups)
+    ]
+    drawings: dict[str, Callable[[], Any]] = {}
+    for i, facet in enumerate(found[:MOST_CHARTS], 1):
+        name = "accuracy" if len(found) == 1 else f"accuracy-{i}"
+        drawings[name] = lambda facet=facet: _against(facet, axis) if axis else _ranges(facet)  # type: ignore[misc]
+    return drawings
+
+
+def _new(rows: int = 1, height: float = 3.0, ratios: list[int] | None = None) -> tuple[Any, list[Any]]:
+    from matplotlib.figure import Figure  # and not pyplot, which keeps every figure
+
+    figure = Figure(figsize=(6.4, height), layout="constrained")
+    axes = figure.subplots(rows, 1, sharex=True, squeeze=False, height_ratios=ratios)[:, 0]
+    return figure, list(axes)
+
+
+def _accuracy(record: RunRecord) -> Any:
+    figure, (axes,) = _new()
+    at = [line["round"] for line in record.curve]
+    axes.plot(at, [line["accuracy"] for line in record.curve], "o-", color=LINES[0], markersize=3, label="this run")
+    for i, (word, result) in enumerate(sorted(record.beside.items()), 1):
+        axes.axhline(result["accuracy"], color=LINES[i], linestyle=STYLES[i], label=f"{word}, at its end")
+    _unit(axes)
+    axes.set(xlabel="round", title=record.title)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _verdicts(grid: Grid) -> Any:
+    from matplotlib.colors import ListedColormap
+    from matplotlib.patches import Patch
+
+    groups = [group for group in GROUPS if len(grid.workers[group])]
+    rows = [len(grid.workers[group]) for group in groups]
+    figure, many = _new(len(groups), 1.2 + 0.11 * sum(rows), rows)
+    colors = ListedColormap([REASON_COLORS[reason] for reason in Reason])
+    edges = [*(grid.rounds[:, 0] - 0.5), grid.rounds[-1, 1] + 0.5]
+    for axes, group in zip(many, groups, strict=True):
+        count = len(grid.workers[group])
+        axes.pcolormesh(
+            edges, np.arange(count + 1) - 0.5, grid.reasons[group], cmap=colors, vmin=-0.5, vmax=len(Reason) - 0.5
+        )
+        ticks = range(0, count, max(1, count // 10))
+        axes.set_yticks(list(ticks), [str(grid.workers[group][tick]) for tick in ticks])
+        axes.set(ylabel=f"{GROUP_NAMES[group]} worker")
+        axes.invert_yaxis()
+    binned = "each column the most frequent verdict of its rounds" if grid.binned else "a column is a round"
+    many[-1].set(xlabel=f"round ({binned})")
+    met = [reason for reason in Reason if any((grid.reasons[group] == reason).any() for group in groups)]
+    patches = [Patch(facecolor=REASON_COLORS[r], edgecolor="#8a939e", label=_verdict(r)) for r in met]
+    figure.legend(handles=patches, loc="outside upper center", ncols=4)
+    return figure
+
+
+def _verdict(reason: Reason) -> str:
+    return "used" if reason is Reason.KEPT else reason.word
+
+
+def _scores(grid: Grid) -> Any:
+    figure, (axes,) = _new()
+    middles = grid.rounds.mean(axis=1)
+    for group in GROUPS:
+        color, style = GROUP_LOOKS[group]
+        for i, row in enumerate(grid.scores[group]):
+            label = GROUP_NAMES[group] if i == 0 else None
+            axes.plot(middles, row, style, color=color, linewidth=0.8, alpha=0.75, label=label)
+    axes.set(xlabel="round", ylabel="score")
+    axes.legend()
+    return figure
+
+
+def _refused(curve: list[dict[str, Any]]) -> Any:
+    shares = refused_shares(curve)
+    figure, many = _new(len(shares), 1.2 + 1.6 * len(shares))
+    ends = np.array([line["round"] for line in curve])
+    starts = np.array([0, *ends[:-1]])
+    labeled: set[Reason] = set()
+    for axes, (group, reasons) in zip(many, shares.items(), strict=True):
+        below = np.zeros(len(ends))
+        for reason, found in reasons.items():
+            label = None if reason in labeled else reason.word
+            axes.bar(starts, found, ends - starts, below, align="edge", color=REASON_COLORS[reason], label=label)
+            below += np.array(found)
+            labeled.add(reason)
+        axes.set(ylabel=f"{GROUP_NAMES[group]}, share refused", ylim=(0, 1))
+    many[-1].set(xlabel="round")
+    figure.legend(loc="outside upper center", ncols=4)
+    return figure
+
+
+def _privacy(rounds: list[int], epsilons: list[float]) -> Any:
+    figure, (axes,) = _new()
+    axes.plot(rounds, epsilons, "o-", color=LINES[0], markersize=3)
+    axes.set(xlabel="rounds so far", ylabel="epsilon", ylim=(0, 1.08 * max(epsilons)), xlim=(0, None))
+    return figure
+
+
+def _against(facet: Facet, axis: str) -> Any:
+    figure, (axes,) = _new(height=3.6)
+    values = set()
+    for i, (label, groups) in enumerate(facet.lines.items()):
+        ended = sorted((group for group in groups if group.accuracies), key=lambda group: float(group.settings[axis]))
+        if ended:
+            x = [float(group.settings[axis]) for group in ended]
+            values |= set(x)
+            look = {"color": LINES[i % 6], "linestyle": STYLES[i % 6], "marker": MARKERS[i % 6], "markersize": 4}
+            middles, spread = _spread([group.accuracies for group in ended])
+            axes.errorbar(x, middles, yerr=spread, capsize=2, label=label, **look)
+    if min(values) > 0 and max(values) / min(values) >= 8:
+        axes.set_xscale("log")
+        axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
+        axes.minorticks_off()
+    _unit(axes)
+    axes.set(xlabel=axis, title=facet.title)
+    figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def _ranges(facet: Facet) -> Any:
+    ended = [(label, group) for label, groups in facet.lines.items() for group in groups if group.accuracies]
+    figure, (axes,) = _new(height=1.0 + 0.3 * len(ended))
+    middles, spread = _spread([group.accuracies for _, group in ended])
+    axes.errorbar(middles, range(len(ended)), xerr=spread, fmt="o", color=LINES[0], capsize=2)
+    axes.set_yticks(range(len(ended)), [label for label, _ in ended])
+    axes.invert_yaxis()
+    axes.set(xlabel="accuracy", xlim=(0, 1), title=facet.title)
+    return figure
+
+
+def _spread(accuracies: list[list[float]]) -> tuple[list[float], list[list[float]]]:
+    """Means, and how far below and above them the least and the most lie."""
+    middles = [mean(values) for values in accuracies]
+    pairs = list(zip(accuracies, middles, strict=True))
+    below = [max(0.0, middle - min(values)) for values, middle in pairs]
+    return middles, [below, [max(0.0, max(values) - middle) for values, middle in pairs]]
+
+
+def _unit(axes: Any) -> None:
+    axes.set(ylabel="accuracy", ylim=(0, 1))
+    axes.grid(color="#e6e9ed")

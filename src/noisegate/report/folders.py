@@ -1,0 +1,230 @@
+"""What a folder holds, read with care: what is missing or damaged becomes a sentence, never a wrong number."""
+
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+from noisegate.checks import plain
+from noisegate.errors import NoisegateError, SpecError, StoreError
+from noisegate.redteam.plot import part
+from noisegate.runs.files import MOST_TEXT, number, parse, read_json, read_whole
+from noisegate.runs.launch import reference, undefended
+from noisegate.runs.plain import AnySpec, PlainSpec, plain_spec, read_plain
+from noisegate.runs.result import stored
+from noisegate.runs.spec import PARTS, read_settings
+from noisegate.runs.store import LINES, RESULT, VERDICTS, RunFolder
+from noisegate.runs.verdicts import Verdicts, read_verdicts
+from noisegate.runs.wellformed import finite, whole_line
+
+__all__ = ["RunRecord", "Status", "Verdicts", "kind_of", "number", "read_run"]
+
+Status = Literal["done", "unfinished", "failed", "skipped"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A run folder as it was found.
+
+    settings: what was asked for, as plain values; spec: the same checked, if it can be, nothing imported. curve: of
+    the result, or whole lines of rounds.jsonl. problems: what is missing or damaged, a sentence each. message: why it
+    failed or was skipped.
+    beside: results of the same training "reference" (no attackers, plain mean) and "undefended", where they are known.
+    """
+
+    path: Path
+    settings: dict[str, Any]
+    spec: AnySpec | None
+    spec_text: str
+    environment: dict[str, Any]
+    curve: list[dict[str, Any]]
+    result: dict[str, Any] | None
+    verdicts: Verdicts | None
+    status: Status
+    message: str = ""
+    problems: list[str] = field(default_factory=list)
+    beside: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The run in a few words."""
+        aggregator, attack = (part(self.settings.get(key, "?")) for key in ("aggregator", "attack"))
+        return f"{aggregator} against {attack} on {self.settings.get('dataset', '?')}"
+
+
+def kind_of(path: Path) -> Literal["run", "sweep"]:
+    """What a folder is; StoreError if it is neither."""
+    if (path / "spec.toml").exists():
+        return "run"
+    if (path / "sweep.toml").exists() or (path / "runs").is_dir():
+        return "sweep"
+    if not path.is_dir():
+        raise StoreError(f"{path}: there is no such folder; give one that `noisegate run` or `noisegate sweep` left")
+    left = [name for name in ("result.json", "rounds.jsonl", "verdicts.npz") if (path / name).exists()]
+    if left:
+        raise StoreError(f"{path}: has {', '.join(left)}, but its spec.toml is missing, so nobody can say what was run")
+    raise StoreError(
+        f"{path}: holds neither a run (spec.toml) nor a sweep (runs/); give a folder that `noisegate run` or "
+        "`noisegate sweep` left"
+    )
+
+
+def read_run(path: Path, beside: bool = True) -> RunRecord:
+    """A run folder, finished or not. `beside`: look for the runs that put its accuracy into proportion."""
+    problems: list[str] = []
+    spec, settings, text = _spec(path, problems)
+    result = _result(path, spec, problems)
+    curve = _curve(path, result, problems)
+    failed = None if result else RunFolder(path).failure()
+    status: Status = "done" if result else "unfinished"
+    if failed:
+        status = "skipped" if failed[0] == "skipped" else "failed"
+    environment = {}
+    if (path / "environment.json").exists():
+        environment = _json(path / "environment.json", problems)
+    elif status in ("done", "unfinished"):
+        problems.append("environment.json is missing: versions and device are not known.")
+    record = RunRecord(
+        path=path,
+        settings=dict(result["spec"]) if result and isinstance(result.get("spec"), dict) else settings,
+        spec=spec,
+        spec_text=text,
+        environment=environment,
+        curve=curve,
+        result=result,
+        verdicts=_verdicts(path, result, problems),
+        status=status,
+        message=failed[1] if failed else "",
+        problems=problems,
+    )
+    if beside:
+        record.beside.update(_beside(path, spec))
+    return record
+
+
+def _spec(path: Path, problems: list[str]) -> tuple[AnySpec | None, dict[str, Any], str]:
+    try:
+        text = (path / "spec.toml").read_text(encoding="utf-8", errors="replace")
+        settings = read_settings(path / "spec.toml")
+    except FileNotFoundError:
+        problems.append("spec.toml is missing: nobody can say what was asked for.")
+        return None, {}, ""
+    except SpecError as error:
+        raise StoreError(
+            f"{plain(path)}: its spec.toml is damaged ({plain(error)}); nothing can be said about this run"
+        ) from None
+    except OSError as error:
+        raise StoreError(f"{plain(path / 'spec.toml')}: cannot be read ({error.strerror})") from None
+    try:
+        spec = plain_spec(settings, "spec.toml")
+    except SpecError as error:
+        problems.append(f"The spec cannot be built here ({plain(error)}); it is shown as it is written.")
+        nameless = {key: "?" for key in PARTS if isinstance(value := settings.get(key), dict) and "name" not in value}
+        return None, settings | nameless, text
+    return spec, spec.canonical(), text
+
+
+def _json(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        found = read_json(path)
+    except (OSError, StoreError):
+        found = None
+    if not isinstance(found, dict) or not finite(found):
+        problems.append(f"{path.name} is damaged and left out.")
+        return {}
+    return found
+
+
+def _result(path: Path, spec: AnySpec | None, problems: list[str]) -> dict[str, Any] | None:
+    folder = RunFolder(path)
+    try:
+        if (found := folder.result(spec)) is None:
+            return None
+        return stored(found, folder).as_dict()
+    except StoreError as error:
+        why = str(error).removeprefix(f"{plain(path / RESULT)}: ").removeprefix(f"{plain(path)}: its result.json ")
+        problems.append(f"result.json is damaged and left out: it {why.partition(';')[0]}.")
+        return None
+
+
+def _curve(path: Path, result: dict[str, Any] | None, problems: list[str]) -> list[dict[str, Any]]:
+    """Of a finished run that of its result. Else whole lines only, in the order of their rounds."""
+    try:
+        content = read_whole(path / LINES, MOST_TEXT)
+    except FileNotFoundError:
+        content = None
+    except StoreError:
+        content = b"damaged"
+    if result:
+        if content is None or sha256(content).hexdigest() != RunFolder(path).sums().get(LINES):
+            what = "missing" if content is None else "damaged"
+            problems.append(f"rounds.jsonl is {what}: accuracy over the rounds is taken from result.json.")
+        return list(result["curve"])
+    lines = [_line(line) for line in (content or b"").splitlines()]
+    whole = [line for line in lines if line is not None]
+    if len(whole) < len(lines):
+        problems.append(f"rounds.jsonl is damaged: {len(lines) - len(whole)} of {len(lines)} lines are left out.")
+    return sorted(whole, key=lambda line: int(line["round"]))
+
+
+def _line(content: bytes) -> dict[str, Any] | None:
+    try:
+        line = parse(content, LINES)
+    except StoreError:
+        return None
+    return line if whole_line(line) else None
+
+
+def _verdicts(path: Path, result: dict[str, Any] | None, problems: list[str]) -> Verdicts | None:
+    """Those of a finished run: without its result nobody can say whether they are."""
+    if result is None:
+        return None
+    try:
+        workers = int(result["workers"]) + int(result["byzantine_workers"])
+        found, content = read_verdicts(path / VERDICTS, int(result["rounds"]), workers)
+        if sha256(content).hexdigest() != RunFolder(path).sums().get(VERDICTS):
+            raise StoreError("is damaged (its checksum does not fit)")
+    except FileNotFoundError:
+        problems.append("verdicts.npz is missing: who was refused when is not known.")
+        return None
+    except StoreError as error:
+        why = str(error).removeprefix(f"{plain(path / VERDICTS)}: ")
+        problems.append(f"verdicts.npz {why} and left out: who was refused when is not known.")
+        return None
+    return found
+
+
+def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
+    """`noisegate run` leaves them below the run, a sweep beside it; each only if its settings are the right ones."""
+    found: dict[str, dict[str, Any]] = {}
+    if spec is None:
+        return found
+    for word in ("reference", "undefended"):
+        try:
+            wanted = beside(spec, word)
+        except NoisegateError:  # such as a rule without which the attack does not exist
+            continue
+        for place in (path / word, path.parent / wanted.name()):
+            result = _result(place, wanted, []) if place != path else None
+            if result and _same(place, wanted):
+                found[word] = result
+                break
+    return found
+
+
+def beside(spec: AnySpec, word: str) -> AnySpec:
+    """The spec of the same training without attackers, or without a defense; nothing is imported for it."""
+    change = reference if word == "reference" else undefended
+    if not isinstance(spec, PlainSpec):
+        return change(spec)
+    known = change(spec.standin)
+    replaced = {"aggregator"} if word == "undefended" else {"aggregator", "attack"}
+    left = {name: entry for name, entry in spec.strangers.items() if name not in replaced}
+    return PlainSpec(known, left) if left else known
+
+
+def _same(path: Path, wanted: AnySpec) -> bool:
+    try:
+        return read_plain(path / "spec.toml").canonical() == wanted.canonical()
+    except SpecError:
+        return False

@@ -1,0 +1,193 @@
+"""The page of a sweep: what varies, what came out, and what is missing."""
+
+import os
+from pathlib import Path
+
+from noisegate.report import charts
+from noisegate.report.folders import number
+from noisegate.report.page import Link, Page, bullets, extra_tables, headline, paragraph, table, text
+from noisegate.report.sweeps import (
+    MOST_CHARTS,
+    STATUSES,
+    Facet,
+    Group,
+    SweepRecord,
+    axis_of,
+    facets,
+    flatten,
+    mean,
+    show,
+)
+
+MOST_RUNS = 300
+"""Rows of the list of runs; MOST_GROUPS those of the results."""
+
+MOST_GROUPS = 2000
+MOST_COURSES, MOST_PROBLEMS = 6, 20
+
+
+def sweep_page(record: SweepRecord, out: Path) -> Page:
+    """Everything that a sweep folder says. out: where the page will be, so that links from it lead somewhere."""
+    done, total = record.count("done"), len(record.cells)
+    page = Page(f"Sweep: {record.path.resolve().name}", f"{total} runs, {done} of them done")
+    problems = record.problems[:MOST_PROBLEMS]
+    if len(record.problems) > MOST_PROBLEMS:
+        problems.append(f"And {len(record.problems) - MOST_PROBLEMS} more.")
+    extra_tables(record.path, page, problems)
+    tables, page.pieces = page.pieces, []
+    if done < total or problems:
+        lacking = ", ".join(f"{record.count(status)} {status}" for status in STATUSES[1:] if record.count(status))
+        words = f"Not every run is done: {lacking}." if lacking else ""
+        page.section("Not whole", paragraph(words), bullets(problems) if problems else "", kind="problems")
+    page.section("In numbers", headline(_headline(record)))
+    page.pieces += tables
+    _results(page, record)
+    _charts(page, record)
+    _lacking(page, record)
+    _runs(page, record, out)
+    page.section(
+        "Settings of all runs",
+        table(["setting", "value"], [(key, show(value)) for key, value in record.common.items()], label="settings"),
+    )
+    return page
+
+
+def _headline(record: SweepRecord) -> list[tuple[str, str, str]]:
+    shown = [(status, f"{record.count(status)}", f"of {len(record.cells)} runs") for status in STATUSES]
+    shown = [entry for entry in shown if entry[0] == "done" or entry[1] != "0"]
+    found = [value for group in record.groups for value in group.accuracies]
+    if found:
+        shown.append(("least accuracy", f"{min(found):.3f}", "of all runs that are done"))
+        shown.append(("greatest accuracy", f"{max(found):.3f}", "of all runs that are done"))
+    seeds = len(record.varying.get("seed", [0]))
+    shown.append(("settings", f"{len(record.groups)}", f"{'one seed' if seeds == 1 else f'up to {seeds} seeds'} each"))
+    return shown
+
+
+def _results(page: Page, record: SweepRecord) -> None:
+    keys = [key for key in record.varying if key != "seed"]
+    clean = any(group.references for group in record.groups)
+    columns = [*keys, "accuracy, mean", "min", "max", *(["reference"] if clean else []), "runs done", "status"]
+    rows = []
+    for group in record.groups[:MOST_GROUPS]:
+        found = group.accuracies
+        numbers = [f"{mean(found):.3f}", f"{min(found):.3f}", f"{max(found):.3f}"] if found else ["–"] * 3
+        if clean:
+            numbers.append(f"{mean(group.references):.3f}" if group.references else "–")
+        done = f"{group.count('done')} of {len(group.cells)}"
+        rows.append([*(show(group.settings[key]) for key in keys), *numbers, done, _status(group)])
+    note = "Accuracy after the last round, over the seeds that are done. What is not done is shown and not counted."
+    if len(rows) < len(record.groups):
+        note += f" {len(record.groups) - len(rows)} more rows are left out."
+    page.section("Results", table(columns, rows, label="results"), paragraph(note, "quiet"))
+
+
+def _status(group: Group) -> str:
+    found = [(status, group.count(status)) for status in STATUSES if group.count(status)]
+    return found[0][0] if len(found) == 1 else ", ".join(f"{count} {status}" for status, count in found)
+
+
+def _charts(page: Page, record: SweepRecord) -> None:
+    if not any(group.accuracies for group in record.groups):
+        page.section("Accuracy", paragraph("No run is done yet."))
+        return
+    axis = axis_of(record)
+    words = "The mean over seeds that are done, with a bar from the least to the most. The axis goes from 0 to 1."
+    title = f"Accuracy against {axis}" if axis else "Accuracy"
+    found = _with_results(facets(record, axis))
+    pieces = []
+    for facet in found[:MOST_CHARTS]:
+        chart = charts.against(facet, axis) if axis else charts.ranges(facet)
+        pieces.append(_framed(facet, page.chart(chart, _told(facet, title))))
+    page.section(title, _side_by_side(pieces), paragraph(words, "quiet"), paragraph(_rest(found, MOST_CHARTS), "quiet"))
+    found = [facet for facet in facets(record, None) if any(group.curve for _, group in _pairs(facet))]
+    if not found:
+        return
+    pieces = []
+    title = "Accuracy over the rounds"
+    for facet in found[:MOST_COURSES]:
+        pieces.append(_framed(facet, page.chart(charts.courses(facet), _told(facet, title))))
+    words = "The mean over seeds that are done, at rounds that all of them evaluated. The axis goes from 0 to 1."
+    rest = _rest(found, MOST_COURSES)
+    page.section(title, _side_by_side(pieces), paragraph(words, "quiet"), paragraph(rest, "quiet"))
+
+
+def _with_results(found: list[Facet]) -> list[Facet]:
+    return [facet for facet in found if any(group.accuracies for _, group in _pairs(facet))]
+
+
+def _pairs(facet: Facet) -> list[tuple[str, Group]]:
+    return [(label, group) for label, groups in facet.lines.items() for group in groups]
+
+
+def _framed(facet: Facet, chart: str) -> str:
+    heading = f"<h3>{text(facet.title)}</h3>" if facet.title else ""
+    return f"<div>{heading}{chart}</div>"
+
+
+def _side_by_side(pieces: list[str]) -> str:
+    return f'<div class="charts">{"".join(pieces)}</div>' if len(pieces) > 1 else "".join(pieces)
+
+
+def _told(facet: Facet, title: str) -> str:
+    lines = []
+    for label, groups in facet.lines.items():
+        values = [mean(group.accuracies) for group in groups if group.accuracies]
+        if values:
+            lines.append(f"{label}: {min(values):.3f} to {max(values):.3f}")
+    where = f", {facet.title}" if facet.title else ""
+    return f"{title}{where}. " + "; ".join(lines)
+
+
+def _rest(found: list[Facet], most: int) -> str:
+    left = len(found) - most
+    return f"{left} more charts are left out; the table says where their lines end." if left > 0 else ""
+
+
+def _lacking(page: Page, record: SweepRecord) -> None:
+    broken = [cell for cell in record.cells if cell.status in ("failed", "skipped")]
+    if not broken:
+        return
+    rows = [[cell.spec.name(), cell.status, cell.message] for cell in broken[:MOST_RUNS]]
+    left = len(broken) - len(rows)
+    page.section(
+        "Failed and skipped",
+        table(["run", "status", "message"], rows, label="failed and skipped runs"),
+        paragraph(f"{left} more are left out." if left else "", "quiet"),
+    )
+
+
+def _runs(page: Page, record: SweepRecord, out: Path) -> None:
+    from noisegate.sweeps.sweep import SweepFolder
+
+    folder = SweepFolder(record.path)
+    rows: list[list[str | Link]] = []
+    keys = list(record.varying)
+    for group in record.groups:
+        for cell in group.cells:
+            if len(rows) == MOST_RUNS:
+                break
+            flat = flatten(cell.spec)
+            settings = [show(flat.get(key)) for key in keys]
+            result = cell.result or {}
+            accuracy = f"{result['accuracy']:.3f}" if number(result.get("accuracy")) else "–"
+            seconds = f"{result['seconds']:.1f}" if number(result.get("seconds")) else "–"
+            report = folder.run_path(cell.spec) / "report.html"
+            name = cell.spec.name()
+            link = Link(name, _relative(report, out)) if report.exists() else name
+            rows.append([link, *settings, accuracy, seconds, cell.status])
+    left = len(record.cells) - len(rows)
+    note = (
+        "Timelines, scores and privacy of a single run are not on this page: `noisegate report` on its folder below "
+        "runs/ makes a page of its own, to which this list will link."
+    )
+    more = f" {left} more runs are left out of this list; the results above count all of them." if left else ""
+    page.section(
+        "Runs",
+        table(["run", *keys, "accuracy", "seconds", "status"], rows, label="runs"),
+        paragraph(note + more, "quiet"),
+    )
+
+
+def _relative(target: Path, out: Path) -> str:
+    return Path(os.path.relpath(target.resolve(), out.resolve().parent)).as_posix()

@@ -1,0 +1,183 @@
+"""A sweep folder as it was found: its cells, what varies between them, and what its seeds say together."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from noisegate.errors import NoisegateError, StoreError
+from noisegate.redteam.plot import part
+from noisegate.report.folders import beside, number, read_run
+from noisegate.runs.plain import AnySpec
+from noisegate.runs.spec import PARTS
+
+if TYPE_CHECKING:
+    from noisegate.sweeps.sweep import Cell
+
+MOST_LINES, MOST_CHARTS = 6, 12
+STATUSES = ("done", "running", "failed", "skipped", "missing")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in their seed only. settings: what varies between groups."""
+
+    settings: dict[str, Any]
+    cells: "list[Cell]"
+    accuracies: list[float]
+    references: list[float]
+    curves: list[dict[int, float]]
+
+    @property
+    def label(self) -> str:
+        """The group in a line."""
+        return ", ".join(f"{key} {show(value)}" for key, value in self.settings.items()) or "all runs"
+
+    def count(self, status: str) -> int:
+        """How many of its runs are so."""
+        return sum(cell.status == status for cell in self.cells)
+
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """Mean accuracy over the rounds at which all of its curves were evaluated."""
+        if not self.curves:
+            return []
+        common = sorted(set.intersection(*(set(curve) for curve in self.curves)))
+        return [(at, mean([curve[at] for curve in self.curves])) for at in common]
+
+
+@dataclass(frozen=True)
+class SweepRecord:
+    """A sweep folder. varying: the settings that differ, by name, and their values in the order of their appearance."""
+
+    path: Path
+    cells: "list[Cell]"
+    groups: list[Group]
+    varying: dict[str, list[Any]]
+    common: dict[str, Any]
+    problems: list[str] = field(default_factory=list)
+
+    def count(self, status: str) -> int:
+        """How many runs are so."""
+        return sum(cell.status == status for cell in self.cells)
+
+
+def read_sweep_folder(path: Path) -> SweepRecord:
+    """A sweep folder, finished or not; StoreError if it names no run that can be read."""
+    from noisegate.sweeps.sweep import SweepFolder
+
+    problems: list[str] = []
+    folder = SweepFolder(path)
+    try:
+        specs = folder.specs()
+    except NoisegateError as error:
+        raise StoreError(f"{path}: what was to be run cannot be read ({error})") from None
+    if not specs:
+        raise StoreError(f"{path}: holds no run yet")
+    cells = folder.cells(specs)
+    by_name = {cell.spec.name(): cell for cell in cells}
+    flat = [flatten(cell.spec) for cell in cells]
+    keys = list(dict.fromkeys(key for settings in flat for key in settings))
+    values = {key: list({_hashable(s.get(key)): s.get(key) for s in flat}.values()) for key in keys}
+    varying = {key: found for key, found in values.items() if len(found) > 1}
+    rows: dict[Any, list[Cell]] = {}
+    for cell, settings in zip(cells, flat, strict=True):
+        rows.setdefault(tuple(_hashable(settings.get(key)) for key in varying if key != "seed"), []).append(cell)
+    groups = []
+    for members in rows.values():
+        settings = {key: flatten(members[0].spec).get(key) for key in varying if key != "seed"}
+        groups.append(_group(folder, settings, members, by_name, problems))
+    others = sum(found.parent.name not in by_name for found in (path / "runs").glob("[!.]*/spec.toml"))
+    if others:
+        problems.append(f"{others} more run folders below runs/ are not of this sweep; they are left out.")
+    common = {key: found[0] for key, found in values.items() if key not in varying}
+    return SweepRecord(path, cells, groups, varying, common, problems)
+
+
+def _group(
+    folder: Any, settings: dict[str, Any], members: "list[Cell]", by_name: "dict[str, Cell]", problems: list[str]
+) -> Group:
+    accuracies, references, curves = [], [], []
+    for cell in members:
+        if cell.status == "done":
+            if cell.result is None or not number(cell.result.get("accuracy")):
+                problems.append(f"{cell.spec.name()}: its result.json is damaged; its numbers are left out.")
+                continue
+            accuracies.append(float(cell.result["accuracy"]))
+        clean = by_name.get(_reference_name(cell.spec))
+        if clean and clean.status == "done" and clean.result and number(clean.result.get("accuracy")):
+            references.append(float(clean.result["accuracy"]))
+        if cell.status == "done":
+            record = read_run(folder.run_path(cell.spec), beside=False)
+            curves.append({int(line["round"]): float(line["accuracy"]) for line in record.curve})
+            problems += [f"{cell.spec.name()}: {problem}" for problem in record.problems]
+    return Group(settings, members, accuracies, references, [curve for curve in curves if curve])
+
+
+def _reference_name(spec: AnySpec) -> str:
+    try:
+        return beside(spec, "reference").name()
+    except NoisegateError:
+        return ""
+
+
+def flatten(spec: AnySpec) -> dict[str, Any]:
+    """Every setting; a part's own as `attack.to`. What is None is left to its default."""
+    flat: dict[str, Any] = {}
+    for key, value in spec.canonical().items():
+        if key in PARTS:
+            flat[key] = value["name"]
+            flat |= {f"{key}.{name}": entry for name, entry in value.items() if name != "name"}
+        else:
+            flat[key] = value
+    return flat
+
+
+def show(value: Any) -> str:
+    """A setting's value for people."""
+    if value is None:
+        return "default"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:g}" if isinstance(value, float) else part(value)
+
+
+def mean(values: list[float]) -> float:
+    """Their mean; there must be one."""
+    return sum(values) / len(values)
+
+
+@dataclass(frozen=True)
+class Facet:
+    """One chart of a sweep: what its groups have in common, and its lines, by what tells them apart."""
+
+    title: str
+    lines: dict[str, list[Group]]
+
+
+def axis_of(record: SweepRecord) -> str | None:
+    """The setting to draw accuracy against: the one with most values, if all of them are numbers."""
+    numeric = [key for key, found in record.varying.items() if key != "seed" and all(number(value) for value in found)]
+    return max(numeric, key=lambda key: len(record.varying[key]), default=None)
+
+
+def facets(record: SweepRecord, axis: str | None) -> list[Facet]:
+    """Groups as charts of at most MOST_LINES lines: settings with many values tell charts apart, the others lines."""
+    telling = [key for key in record.varying if key not in ("seed", axis)]
+    apart: list[str] = []
+    while True:
+        within = [key for key in telling if key not in apart]
+        found: dict[str, dict[str, list[Group]]] = {}
+        for group in record.groups:
+            lines = found.setdefault(_label(group, apart), {})
+            lines.setdefault(_label(group, within) or "accuracy", []).append(group)
+        if not within or max(len(lines) for lines in found.values()) <= MOST_LINES:
+            return [Facet(title, lines) for title, lines in found.items()]
+        apart.append(max(within, key=lambda key: len(record.varying[key])))
+
+
+def _label(group: Group, keys: list[str]) -> str:
+    return ", ".join(f"{key} {show(group.settings[key])}" for key in keys)
+
+
+def _hashable(value: Any) -> str:
+    return repr(value)

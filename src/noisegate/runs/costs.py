@@ -1,0 +1,149 @@
+"""What everything that a command trained costs one example together, for each data set.
+
+The epsilon of a result is that of one run. Whoever sees several runs on the same data learns more. An example that is
+the server's in one of them, or in its test set, is public there, and no sum covers it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from noisegate import privacy
+from noisegate.data import own_path
+from noisegate.errors import PrivacyError
+from noisegate.sweeps.cells import Cell
+from noisegate.runs.setup import Setup
+from noisegate.runs.spec import Spec, make_spec
+from noisegate.privacy import Cost
+
+
+@dataclass(frozen=True)
+class Training:
+    """One run. data: what tells its data from others'.
+
+    epsilon: of this run alone, None without noise. delta: what it was priced with.
+    """
+
+    data: str
+    cost: Cost
+    epsilon: float | None
+    delta: float
+
+
+@dataclass(frozen=True)
+class Bill:
+    """What `trainings` runs on the same data cost together. epsilon: None if there is no bound; `note` says why.
+
+    broken: further runs that failed, and may have spent something before they did.
+    """
+
+    data: str
+    trainings: int
+    epsilon: float | None
+    delta: float
+    note: str = ""
+    broken: int = 0
+
+    def sentence(self) -> str:
+        """For people."""
+        runs = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
+        more = f"; {self.broken} more that failed may have spent up to a whole run each" if self.broken else ""
+        if self.epsilon is None:
+            return f"privacy: {runs} on {self.data} have no epsilon together: {self.note}{more}"
+        spent = f"epsilon {self.epsilon:.3f} together, at delta {self.delta:.2g}"
+        return f"privacy: {runs} on {self.data} cost an example {spent}{more}"
+
+
+def training_of(result: Mapping[str, Any]) -> Training:
+    """From the fields of a result."""
+    spec = make_spec(result["spec"], "result")
+    cost = Cost(
+        declared=round(spec.batch / result["sampling_rate"]),  # under `fixed` that of the smallest, who pays most
+        batch=spec.batch,
+        sampling=spec.sampling,
+        sigma=result["sigma"],
+        rounds=result["rounds"],
+        signs=result["parameters"] if spec.build_worker().mechanism == "signs" else 0,
+        times=result["copies"],
+    )
+    return Training(data_of(spec), cost, result["epsilon"], result["delta"])
+
+
+def trainings_of(cells: Iterable[Cell]) -> list[Training]:
+    """The runs of a sweep that ended with a result, whenever they were run."""
+    return [training_of({**cell.result, "spec": cell.spec.canonical()}) for cell in cells if cell.result]
+
+
+def terms_of(spec: Spec, setup: Setup) -> Training:
+    """The same from a run that is ready to start."""
+    federation, promise = setup.federation, setup.privacy
+    fields = {
+        "sampling_rate": promise.sampling_rate,
+        "copies": promise.copies,
+        "parameters": federation.model.d,
+        "rounds": federation.rounds,
+        "sigma": promise.sigma,
+        "epsilon": promise.epsilon,
+        "delta": promise.delta,
+    }
+    return training_of({**fields, "spec": spec.canonical()})
+
+
+def without_copies(training: Training) -> Training:
+    """The same where no two workers that behave hold an example."""
+    return replace(training, cost=replace(training.cost, times=1))
+
+
+def data_of(spec: Spec) -> str:
+    """The data of a run, by name; a user's own by where they are."""
+    path = own_path(spec.dataset)
+    return str(path.resolve()) if path else spec.dataset
+
+
+def bills(trainings: Iterable[Training]) -> list[Bill]:
+    """What the trainings cost together, for each data set. With different deltas: at the smallest."""
+    by_data: dict[str, list[Training]] = {}
+    for training in trainings:
+        by_data.setdefault(training.data, []).append(training)
+    return [_bill(data, some) for data, some in by_data.items()]
+
+
+def bills_of(cells: Sequence[Cell]) -> list[Bill]:
+    """The same for the runs of a sweep. What broke off has spent something too, which nobody can price: it is said."""
+    broken: dict[str, int] = {}
+    for cell in cells:
+        if cell.status == "failed":
+            broken[data_of(cell.spec)] = broken.get(data_of(cell.spec), 0) + 1
+    found = bills(trainings_of(cells))
+    known = {bill.data for bill in found}
+    found += [Bill(data, 0, None, 0.0, "none has a result") for data in broken if data not in known]
+    return [replace(bill, broken=broken.get(bill.data, 0)) for bill in found]
+
+
+def _bill(data: str, some: Sequence[Training]) -> Bill:
+    delta = min(training.delta for training in some)
+    costs = [training.cost for training in some]
+    bill = Bill(data, len(some), None, delta)
+    if bare := sum(cost.sigma == 0 for cost in costs):
+        return replace(bill, note=f"{bare} had no noise, so no bound exists")
+    if len(some) == 1 and all(cost.times == 1 for cost in costs):
+        return replace(bill, epsilon=some[0].epsilon)
+    try:
+        spent = privacy.together(costs, delta)
+    except PrivacyError as error:
+        return replace(bill, note=str(error))
+    if not math.isfinite(spent):
+        return replace(bill, note="no bound is known at this delta")
+    return replace(bill, epsilon=spent)
+
+
+def as_json(found: Sequence[Bill]) -> dict[str, Any]:
+    """epsilon_together: of the data set that pays most, since an example is in one of them; None if there is none."""
+    worst = max(found, key=lambda bill: math.inf if bill.epsilon is None else bill.epsilon, default=None)
+    return {
+        "trainings": sum(bill.trainings for bill in found),
+        "epsilon_together": worst.epsilon if worst else None,
+        "delta_together": worst.delta if worst else None,
+        "together": [asdict(bill) for bill in found],
+    }

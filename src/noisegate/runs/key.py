@@ -1,0 +1,166 @@
+"""A keyed fingerprint of private data, so that a folder can be told to be of these data by their owner alone.
+
+A plain hash of a data set answers "are these the data?" for everyone who sees the folder, and with all but one example
+known it answers "was this example in it?". A keyed one answers nobody who does not have the key. The key is 32 random
+bytes in a file that only its owner can read, made on first need: $NOISEGATE_KEY, or noisegate/key in $XDG_STATE_HOME
+(~/.local/state).
+"""
+
+import hashlib
+import os
+import secrets
+import stat
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from noisegate.checks import plain
+from noisegate.data import Dataset, own_path
+from noisegate.errors import DataError, StoreError
+from noisegate.runs.files import parse, read_whole
+from noisegate.runs.identity import digest_of
+from noisegate.runs.spec import Spec
+from noisegate.vectors import Loss, cross_entropy
+
+KEY, HOME, BYTES = "NOISEGATE_KEY", "XDG_STATE_HOME", 32
+MOST = 4096
+CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """key: which key was used, by a name that does not tell it. digest: of data and model, by that key."""
+
+    key: str
+    digest: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Ready for JSON."""
+        return asdict(self)
+
+
+def as_fingerprint(found: Any, what: object) -> Fingerprint | None:
+    """What `as_dict` gave, or None."""
+    if found is None:
+        return None
+    if isinstance(found, dict) and found.keys() == {"key", "digest"} and all(_hex(word) for word in found.values()):
+        return Fingerprint(**found)
+    raise StoreError(f"{plain(what)}: is damaged (not a fingerprint)")
+
+
+def _hex(word: Any) -> bool:
+    return isinstance(word, str) and 0 < len(word) <= 64 and all(letter in "0123456789abcdef" for letter in word)
+
+
+def read_fingerprint(path: Path) -> Fingerprint | None:
+    """What a folder was made from; None if nothing says so."""
+    try:
+        content = read_whole(path, MOST)
+    except FileNotFoundError:
+        return None
+    return as_fingerprint(parse(content, path), path)
+
+
+def fingerprint(
+    spec: Spec,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss = cross_entropy,
+    label: str | None = None,
+) -> Fingerprint | None:
+    """Of the data, the model and the loss that the spec does not determine; None if it determines them all.
+
+    Code that cannot be told apart has a new fingerprint every time, unless `label` stands for it.
+    """
+    path = None if dataset is not None else own_path(spec.dataset)
+    file = path if path and path.is_file() else None
+    if dataset is None and file is None and model is None and loss is cross_entropy:
+        return None
+    key = user_key()
+    digest = hashlib.blake2b(key=key, digest_size=32, person=b"noisegate inputs")
+    tensors: list[Tensor] = []
+    if dataset is not None:
+        tensors += [dataset.x, dataset.y, dataset.x_test, dataset.y_test]
+    elif file is not None:
+        _add_file(digest, file)
+    if model is not None:
+        tensors += model.state_dict().values()
+    if model is not None or loss is not cross_entropy:
+        digest.update(digest_of(label if label is not None else (model, loss)).encode())
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())
+    return Fingerprint(name_of(key), digest.hexdigest())
+
+
+def _add_file(digest: Any, path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(CHUNK):
+                digest.update(piece)
+    except OSError as error:
+        raise DataError(f"{plain(path)}: cannot be read ({error.strerror})") from None
+
+
+def name_of(key: bytes) -> str:
+    """A name for a key, from which it cannot be found."""
+    return hashlib.blake2b(b"name", key=key, digest_size=8, person=b"noisegate key").hexdigest()
+
+
+def key_path() -> Path:
+    """Where the key is."""
+    if given := os.environ.get(KEY):
+        return Path(given)
+    state = Path(os.environ.get(HOME, ""))
+    try:
+        return (state if state.is_absolute() else Path.home() / ".local" / "state") / "noisegate" / "key"
+    except RuntimeError:
+        raise StoreError(f"there is no home folder for a key; name a file for it in ${KEY}") from None
+
+
+def user_key() -> bytes:
+    """The user's key, made if there is none."""
+    path = key_path()
+    try:
+        return _read(path)
+    except FileNotFoundError:
+        pass
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        part = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+        number = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with open(number, "wb") as file:
+                file.write(secrets.token_bytes(BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+            with suppress(FileExistsError):  # of two processes at once the first one's key is both's
+                os.link(part, path)
+        finally:
+            part.unlink()
+        return _read(path)
+    except OSError as error:
+        raise StoreError(
+            f"{plain(path)}: a key for fingerprints cannot be made there ({error.strerror}); "
+            f"name another file in ${KEY}"
+        ) from None
+
+
+def _read(path: Path) -> bytes:
+    """The key in a file, if nobody else can read it."""
+    try:
+        with path.open("rb") as file:
+            about, key = os.fstat(file.fileno()), file.read(BYTES + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{plain(path)}: the key cannot be read ({error.strerror}); see ${KEY}") from None
+    if os.name == "posix" and about.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise StoreError(f"{plain(path)}: others may read this key; `chmod 600` it, or name another file in ${KEY}")
+    if len(key) != BYTES:
+        raise StoreError(f"{plain(path)}: is no key of {BYTES} bytes; name another file in ${KEY}")
+    return key

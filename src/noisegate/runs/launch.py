@@ -1,0 +1,218 @@
+"""Run a spec from beginning to end."""
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import nn
+
+from noisegate.compute import Compute
+from noisegate.data import Dataset
+from noisegate.runs.checkpoints import Identity
+from noisegate.runs.key import Fingerprint, fingerprint
+from noisegate.runs.result import Result, stored, summarize
+from noisegate.runs.setup import Setup, SharedData, prepare
+from noisegate.runs.spec import Spec
+from noisegate.runs.store import RunFolder
+from noisegate.models import check_module
+from noisegate.simulate import Progress, Training, abreast, start
+from noisegate.vectors import Loss, cross_entropy
+
+Watch = Callable[[Progress, int], None]
+"""Called with the progress and the number of all rounds: after every round, on a CUDA device every so often."""
+
+
+def run(
+    spec: Spec | None = None,
+    *,
+    compute: Compute | None = None,
+    dataset: Dataset | None = None,
+    model: nn.Module | None = None,
+    loss: Loss = cross_entropy,
+    out: Path | str | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+    label: str | None = None,
+) -> Result:
+    """Run `spec` and give its result; with `out`, leave a run folder that can be resumed.
+
+    dataset, model, loss: your own, instead of those the spec names. watch: called after every round. label: stands for
+    the code of model and loss where it cannot be read: runs with other code need another one, or they share noise.
+    """
+    spec, compute = spec or Spec(), compute or Compute()
+    if model is not None:
+        check_module(model)
+    inputs = fingerprint(spec, dataset, model, loss, label) if out is not None else None
+    folder = _folder(out, spec, inputs) if out is not None else None
+    if folder and (found := _done(folder, spec, resume)) is not None:
+        return found
+    with compute.exact(), ExitStack() as held:
+        setup = prepare(spec, compute, dataset, model, loss, label=label)
+        progress = start(setup.federation)
+        with compute.threads_for(floats=progress.state.uploads.numel()):
+            if folder:
+                held.enter_context(folder.held())
+                if (found := _done(folder, spec, resume)) is not None:  # by another process, just now
+                    return found
+                folder.begin(spec, resume, setup.x_test.device)
+                progress = (folder.checkpoint(setup.federation) or progress).skip_reserved()
+            return _play(spec, setup, progress, folder, watch, compute.graph)
+
+
+def run_together(
+    specs: Sequence[Spec],
+    *,
+    compute: Compute | None = None,
+    dataset: Dataset | None = None,
+    outs: Sequence[Path] | None = None,
+    resume: bool = False,
+    watch: Watch | None = None,
+) -> list[Result]:
+    """Run several specs on one device at the same time; the results are those of `run` one by one, to the byte.
+
+    On a CUDA device their rounds fill it together, each on its own stream, and they share the data they have in common.
+    What a spec needs there is its model, its uploads twice, and `compute.memory`. On a CPU they run one after the
+    other. watch: called every so often with the progress of the run that is furthest behind. outs: a run folder for
+    each, as `run` leaves it; with `resume` those that are there are finished. On a CUDA device they are written in the
+    end and at a Ctrl-C, so that an error loses what all did since. `seconds` of a result is its share of the time that
+    all took.
+    """
+    compute = compute or Compute()
+    places: Sequence[Path | None] = [None] * len(specs) if outs is None else outs
+    if compute.resolve().type == "cpu" or any(spec.secret for spec in specs):  # which are saved as they go
+        return [
+            run(spec, compute=compute, dataset=dataset, out=out, resume=resume, watch=watch)
+            for spec, out in zip(specs, places, strict=True)
+        ]
+    with compute.exact(), ExitStack() as held:
+        shared = SharedData()
+        folders = [
+            _folder(out, spec, fingerprint(spec, dataset)) if out is not None else None
+            for spec, out in zip(specs, places, strict=True)
+        ]
+        members = [
+            _member(spec, folder, resume, compute, dataset, (shared, held))
+            for spec, folder in zip(specs, folders, strict=True)
+        ]
+        playing = [member for member in members if isinstance(member, _Member)]
+        began = time.perf_counter()
+        try:
+            while going := [member.training for member in playing if not member.training.over]:
+                abreast(going)
+                behind = min(going, key=lambda training: training.played)
+                if watch:
+                    watch(behind.settled(), behind.federation.rounds)
+        except KeyboardInterrupt:
+            seconds = (time.perf_counter() - began) / len(playing)
+            for member in playing:
+                if member.folder:
+                    member.folder.save(member.settled(seconds))
+            raise
+        seconds = (time.perf_counter() - began) / max(1, len(playing))
+        return [member.finish(seconds) if isinstance(member, _Member) else member for member in members]
+
+
+@dataclass(frozen=True)
+class _Member:
+    """One of several runs on a device. before: seconds that it took until it was interrupted."""
+
+    spec: Spec
+    setup: Setup
+    training: Training
+    folder: RunFolder | None
+    before: float
+
+    def settled(self, seconds: float) -> Progress:
+        return replace(self.training.settled(wait=True), seconds=self.before + seconds)
+
+    def finish(self, seconds: float) -> Result:
+        progress = self.settled(seconds)
+        result = summarize(self.spec, self.setup, progress)
+        if self.folder:
+            self.folder.finish(self.setup.federation, progress, result.as_dict())
+        return result
+
+
+def _member(
+    spec: Spec,
+    folder: RunFolder | None,
+    resume: bool,
+    compute: Compute,
+    dataset: Dataset | None,
+    common: tuple[SharedData, ExitStack],
+) -> "_Member | Result":
+    """A run that is ready to go on, or the result that is there already. common: data, and what holds the folders."""
+    shared, held = common
+    if folder and (found := _done(folder, spec, resume)) is not None:
+        return found
+    setup = prepare(spec, compute, dataset, shared=shared)
+    progress = start(setup.federation)
+    if folder:
+        held.enter_context(folder.held())
+        if (found := _done(folder, spec, resume)) is not None:
+            return found
+        folder.begin(spec, resume, setup.x_test.device)
+        progress = folder.checkpoint(setup.federation) or progress
+    return _Member(spec, setup, _training(setup, progress, compute.graph), folder, progress.seconds)
+
+
+def _folder(out: Path | str, spec: Spec, inputs: Fingerprint | None) -> RunFolder:
+    return RunFolder(Path(out), Identity.of(spec, inputs))
+
+
+def _done(folder: RunFolder, spec: Spec, resume: bool) -> Result | None:
+    """What the folder holds already, if that is wanted; StoreError if it holds something else."""
+    folder.check(spec, resume)
+    found = folder.result(spec) if resume else None
+    return None if found is None else stored(found, folder)
+
+
+def reference(spec: Spec) -> Spec:
+    """The same private training without attackers and without a filter: its accuracy is the Reference Accuracy."""
+    return replace(spec, byzantine=0.0, attack="none", attack_start=0.0, aggregator="mean", gamma=None)
+
+
+def undefended(spec: Spec) -> Spec:
+    """The same attack on a plain mean."""
+    return replace(spec, aggregator="mean")
+
+
+def _training(setup: Setup, progress: Progress, graph: bool) -> Training:
+    return Training(setup.federation, progress, setup.x_test, setup.y_test, setup.evaluate_every, graph)
+
+
+def _play(
+    spec: Spec, setup: Setup, progress: Progress, folder: RunFolder | None, watch: Watch | None, graph: bool
+) -> Result:
+    """Play to the end. An interruption saves where the run stands, after the last whole round."""
+    training, saved = _training(setup, progress, graph), len(progress.curve)
+    began, reserved = time.perf_counter() - progress.seconds, 0
+
+    def timed(progress: Progress) -> Progress:
+        return replace(progress, seconds=time.perf_counter() - began, reserved=reserved)
+
+    try:
+        while not training.over:
+            # A secret run says which rounds it draws for before it does, so that it never draws for one twice.
+            reserve = spec.secret and training.played + training.stride() > reserved
+            if folder and (reserve or len(training.settled().curve) > saved):
+                now = training.settled(wait=True)
+                saved = len(now.curve)
+                if spec.secret:
+                    reserved = min(training.federation.rounds, training.played + setup.evaluate_every)
+                folder.save(timed(now))
+            abreast([training])
+            if watch:
+                watch(timed(training.settled()), training.federation.rounds)
+    except KeyboardInterrupt:
+        reserved = training.begun if spec.secret else 0
+        if folder:
+            folder.save(timed(training.settled(wait=True)))
+        raise
+    progress = timed(training.settled(wait=True))
+    result = summarize(spec, setup, progress)
+    if folder:
+        folder.finish(setup.federation, progress, result.as_dict())
+    return result

@@ -1,0 +1,130 @@
+"""What a run found: one record, in Python and in result.json."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from noisegate.aggregators import Robust
+from noisegate.checks import plain
+from noisegate.errors import StoreError
+from noisegate.runs.setup import Setup
+from noisegate.runs.spec import Spec
+from noisegate.runs.store import RunFolder
+from noisegate.runs.wellformed import check_result, fields_of
+from noisegate.simulate import Federation, Progress, shares
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a run found. Everything but `seconds` and `ms_per_round` is the same whenever the spec is.
+
+    accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
+    honest_rejected: share of honest uploads refused by tests. byzantine_selected: share of the uploads used that were
+    Byzantine. epsilon: the largest of the honest workers' own (worker_epsilons, by position), None without any noise;
+    accountant is "stated" if it could not be checked. believed_byzantine: how many liars the aggregator reckons with,
+    if it asks.
+    seconds: of all rounds, without pauses.
+    """
+
+    accuracy: float
+    best_accuracy: float
+    curve: list[dict[str, Any]]
+    epsilon: float | None
+    delta: float
+    sigma: float
+    rounds: int
+    workers: int
+    byzantine: float
+    byzantine_workers: int
+    attack: str
+    aggregator: str
+    believed_byzantine: int | None
+    dataset: str
+    model: str
+    parameters: int
+    seed: int
+    honest_rejected: float
+    byzantine_selected: float
+    accountant: str
+    worker_epsilons: list[float]
+    relation: str
+    declared: int
+    sampling_rate: float
+    epsilon_at_1e_5: float | None
+    mu: float | None
+    copies: int
+    epsilon_with_copies: float | None
+    secret: bool
+    rounds_lost: int
+    spec: dict[str, Any]
+    seconds: float
+    ms_per_round: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name, ready for JSON."""
+        return asdict(self)
+
+
+def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
+    """What a run found that is over."""
+    federation, promise = setup.federation, setup.privacy
+    rejected, selected = shares(federation, progress.reasons)
+    curve = list(progress.curve)
+    return Result(
+        accuracy=curve[-1]["accuracy"],
+        best_accuracy=max(line["accuracy"] for line in curve),
+        curve=curve,
+        epsilon=promise.epsilon,
+        delta=promise.delta,
+        sigma=promise.sigma,
+        rounds=federation.rounds,
+        workers=_count(~federation.byzantine),
+        byzantine=_count(federation.byzantine) / len(federation.byzantine),
+        byzantine_workers=_count(federation.byzantine),
+        attack=spec.canonical()["attack"]["name"],
+        aggregator=spec.canonical()["aggregator"]["name"],
+        believed_byzantine=believed_byzantine(federation),
+        dataset=setup.dataset,
+        model=setup.model,
+        parameters=federation.model.d,
+        seed=spec.seed,
+        honest_rejected=rejected,
+        byzantine_selected=selected,
+        accountant=promise.accountant,
+        worker_epsilons=list(promise.worker_epsilons),
+        relation=promise.relation,
+        declared=promise.declared,
+        sampling_rate=promise.sampling_rate,
+        epsilon_at_1e_5=promise.epsilon_at_1e_5,
+        mu=promise.mu,
+        copies=promise.copies,
+        epsilon_with_copies=promise.epsilon_with_copies,
+        secret=spec.secret,
+        rounds_lost=progress.lost,
+        spec=spec.canonical(),
+        seconds=progress.seconds,
+        ms_per_round=1e3 * progress.seconds / federation.rounds,
+    )
+
+
+def stored(found: dict[str, Any], folder: RunFolder) -> Result:
+    """The result that a folder holds, of which every field is checked."""
+    where = f"{plain(folder.path)}: its result.json"
+    try:
+        values = fields_of(Result, found, where)
+        check_result(values, where)
+    except StoreError as error:
+        raise StoreError(f"{error}; remove it, or run without --resume, to start afresh") from None
+    return Result(**values)
+
+
+def believed_byzantine(federation: Federation) -> int | None:
+    """How many liars the rule reckons with; None for a rule that does not ask."""
+    rule = federation.rule
+    return rule.reckoned(len(federation.byzantine), federation.believed_honest) if isinstance(rule, Robust) else None
+
+
+def _count(mask: Tensor) -> int:
+    return int(torch.count_nonzero(mask))

@@ -1,0 +1,72 @@
+"""verdicts.npz: who was refused when, and why. Plain numpy, so that anyone can open it; read with care."""
+
+import io
+import math
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from noisegate.checks import plain
+from noisegate.errors import StoreError
+from noisegate.runs.files import read_whole
+from noisegate.views import Reason
+
+HEADER = 4096
+"""Bytes that an array may take beside its numbers."""
+
+
+@dataclass(frozen=True)
+class Verdicts:
+    """reasons, scores: (rounds, n). byzantine: (n,)."""
+
+    reasons: np.ndarray
+    scores: np.ndarray
+    byzantine: np.ndarray
+
+
+def pack(verdicts: Verdicts) -> bytes:
+    """The bytes of verdicts.npz."""
+    content = io.BytesIO()
+    np.savez_compressed(content, reasons=verdicts.reasons, scores=verdicts.scores, byzantine=verdicts.byzantine)
+    return content.getvalue()
+
+
+def read_verdicts(path: Path, rounds: int, n: int) -> tuple[Verdicts, bytes]:
+    """The verdicts of a run with that many rounds and workers, and the bytes of the file. StoreError if they are not.
+
+    What an array takes is known before it is unpacked, so a file that would unpack to more is refused first.
+    """
+    kinds = {"reasons": (np.uint8, (rounds, n)), "scores": (np.float32, (rounds, n)), "byzantine": (np.bool_, (n,))}
+    sizes = {name: math.prod(shape) * np.dtype(kind).itemsize + HEADER for name, (kind, shape) in kinds.items()}
+    content = read_whole(path, 2 * sum(sizes.values()))
+    try:
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            found = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
+            if found.keys() != kinds.keys() or len(archive.infolist()) != len(kinds):
+                raise ValueError("other arrays")
+            if any(entry.file_size > sizes[name] for name, entry in found.items()):
+                raise ValueError("larger than a run of that many rounds and workers makes it")
+            arrays = {name: _array(archive, entry, *kinds[name]) for name, entry in found.items()}
+        if rounds * n and int(arrays["reasons"].max()) >= len(Reason):
+            raise ValueError("there is no such reason")
+    except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise StoreError(f"{plain(path)}: is damaged ({plain(error)})") from None
+    return Verdicts(**arrays), content
+
+
+def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, kind: type, shape: tuple[int, ...]) -> np.ndarray:
+    """An array that must be so; its header is read first, since it says how much memory the rest takes."""
+    with archive.open(entry) as file:
+        content = io.BytesIO(file.read(entry.file_size))
+    version = np.lib.format.read_magic(content)
+    if version != (1, 0):
+        raise ValueError(f"{entry.filename}: unknown version")
+    found, fortran, dtype = np.lib.format.read_array_header_1_0(content)
+    if found != shape or fortran:
+        raise ValueError(f"{entry.filename}: another shape")
+    if dtype != kind:
+        raise ValueError(f"{entry.filename}: another type")
+    return np.frombuffer(content.read(), dtype=dtype).reshape(shape)

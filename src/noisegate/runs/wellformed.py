@@ -1,0 +1,85 @@
+"""What a file says of a run, checked for types, ranges and sense before anybody believes it."""
+
+import typing
+from itertools import pairwise
+from typing import Any
+
+from noisegate.catalog import typed
+from noisegate.errors import SpecError, StoreError
+from noisegate.runs.files import count, number
+from noisegate.views import Reason
+
+SHARES = ("accuracy", "best_accuracy", "byzantine", "honest_rejected", "byzantine_selected", "sampling_rate")
+"""Numbers from 0 to 1."""
+
+AT_LEAST_ONE = ("rounds", "workers", "parameters", "declared", "copies")
+SIGNED = ("seed",)
+"""Numbers that may be below 0; no other may."""
+
+WORDS = frozenset(reason.word for reason in Reason)
+DEEPEST = 32
+
+
+def fields_of(kind: type, found: dict[str, Any], where: str) -> dict[str, Any]:
+    """The fields of a dataclass from a JSON object that must have them all, each of its type and in its range."""
+    hints = typing.get_type_hints(kind)
+    if missing := [name for name in hints if name not in found]:
+        raise StoreError(f"{where} lacks {', '.join(missing)}")
+    values = {}
+    for name, hint in hints.items():
+        try:
+            value = values[name] = typed(name, found[name], hint)
+        except SpecError:
+            raise StoreError(f"{where} is damaged ({name} is of another type)") from None
+        if not _in_range(name, value):
+            raise StoreError(f"{where} is damaged ({name} is out of range)")
+    return values
+
+
+def _in_range(name: str, value: Any) -> bool:
+    if not finite(value):
+        return False
+    if not number(value):
+        return all(number(entry) and entry >= 0 for entry in value) if name == "worker_epsilons" else True
+    if name in SHARES:
+        return bool(0 <= value <= 1)
+    return bool(value >= (1 if name in AT_LEAST_ONE else 0)) or name in SIGNED
+
+
+def finite(value: Any, depth: int = 0) -> bool:
+    """Whether every number in it is finite, and it is not nested without end."""
+    if isinstance(value, dict):
+        return depth < DEEPEST and all(finite(entry, depth + 1) for entry in value.values())
+    if isinstance(value, list | tuple):
+        return depth < DEEPEST and all(finite(entry, depth + 1) for entry in value)
+    return number(value) or value is None or isinstance(value, str | bool)
+
+
+def whole_line(line: Any) -> bool:
+    """Whether it is a line of a curve."""
+    if not isinstance(line, dict) or not count(line.get("round")) or not number(line.get("accuracy")):
+        return False
+    rejected = line.get("rejected", {})
+    if not isinstance(rejected, dict) or not rejected.keys() <= WORDS or not 0 <= line["accuracy"] <= 1:
+        return False
+    return finite(line) and all(
+        isinstance(pair, dict) and all(count(pair.get(group, 0)) for group in ("honest", "byzantine"))
+        for pair in (line.get("selected", {}), *rejected.values())
+    )
+
+
+def whole_curve(lines: Any, rounds: int) -> bool:
+    """Whether these are the lines of a curve, in the order of their rounds, none beyond `rounds`."""
+    if not isinstance(lines, list | tuple) or not all(whole_line(line) for line in lines):
+        return False
+    return all(before < after for before, after in pairwise([0, *(line["round"] for line in lines), rounds + 1]))
+
+
+def check_result(values: dict[str, Any], where: str) -> None:
+    """That a result's numbers go together."""
+    curve = values["curve"]
+    if not curve or not whole_curve(curve, values["rounds"]):
+        raise StoreError(f"{where} is damaged (its curve is none)")
+    accuracies = [line["accuracy"] for line in curve]
+    if (values["accuracy"], values["best_accuracy"]) != (accuracies[-1], max(accuracies)):
+        raise StoreError(f"{where} is damaged (its accuracy is not that of its curve)")

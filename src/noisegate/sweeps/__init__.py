@@ -1,0 +1,1 @@
+"""Many runs in one folder: which, how several at a time, and where they are kept."""
