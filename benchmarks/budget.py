@@ -50,7 +50,19 @@ from noisegate.simulate import Rounds, accuracy
 HERE = Path(__file__).parent
 LOGGED = 7_320
 DATASETS = ["mnist", "fashion", "usps", "colorectal"]
-FIELDS = ["dataset", "attack", "attack_start", "workers", "rule", "runs", "rounds", "ms", "once", "at_once", "hours"]
+FIELDS = [
+    "dataset",
+    "attack",
+    "attack_start",
+    "workers",
+    "aggregator",
+    "runs",
+    "rounds",
+    "ms",
+    "once",
+    "at_once",
+    "hours",
+]
 """Of the file that is written. ms: per round and run; once: seconds per run for set-up and evaluation."""
 
 EVALUATIONS = 20
@@ -74,8 +86,10 @@ class Logged:
 
     def kinds(self) -> dict["Kind", float]:
         """The kinds of rounds in such a run, and the share of each."""
-        rule = "two-stage" if self.defended else "mean"
-        asleep, awake = (Kind(self.dataset, what, self.honest, self.byzantine, rule) for what in (ASLEEP, self.attack))
+        aggregator = "two-stage" if self.defended else "mean"
+        asleep, awake = (
+            Kind(self.dataset, what, self.honest, self.byzantine, aggregator) for what in (ASLEEP, self.attack)
+        )
         shares = {asleep: self.attack_start, awake: 1 - self.attack_start}
         return {kind: share for kind, share in shares.items() if share > 0}
 
@@ -88,7 +102,7 @@ class Kind:
     attack: str
     honest: int
     byzantine: int
-    rule: str
+    aggregator: str
 
 
 @dataclass(frozen=True)
@@ -142,7 +156,7 @@ def measure(kind: Kind, chosen: argparse.Namespace, seconds: float) -> Cost:
         began = time.monotonic()
         ready = setup(
             *(kind.dataset, kind.honest, kind.byzantine, compute),
-            aggregator=kind.rule,
+            aggregator=kind.aggregator,
             attack="label-flip" if asleep else kind.attack,
             attack_start=float(asleep),
             seed=len(many),
@@ -217,13 +231,13 @@ def main() -> None:
     kinds = sorted(runs, key=lambda kind: (kind.dataset, kind.byzantine))
     ends, costs = time.monotonic() + 60 * (0.5 if chosen.quick else chosen.minutes), dict[Kind, Cost]()
     print(f"{versions(device)}\n")
-    print("| dataset | attack | workers | rule | ms per round and run | at once | set-up, s | evaluation, s |")
+    print("| dataset | attack | workers | aggregator | ms per round and run | at once | set-up, s | evaluation, s |")
     print("| --- | --- | --- | --- | ---: | ---: | ---: | ---: |")
     with Compute(chosen.device).exact():
         measure(Kind("digits", "label-flip", 4, 6, "two-stage"), chosen, 1.0)  # libraries are loaded once for all runs
         for place, kind in enumerate(kinds):
             share = math.sqrt(runs[kind]) / sum(math.sqrt(runs[other]) for other in kinds[place:])
-            lead = f"| {kind.dataset} | {kind.attack} | {kind.honest}+{kind.byzantine} | {kind.rule} |"
+            lead = f"| {kind.dataset} | {kind.attack} | {kind.honest}+{kind.byzantine} | {kind.aggregator} |"
             try:
                 cost = measure(kind, chosen, max(1.0, share * (ends - time.monotonic())))
             except (RuntimeError, MemoryError) as error:
@@ -240,12 +254,14 @@ def main() -> None:
 
 def write_up(rows: list[Logged], costs: dict[Kind, Cost], chosen: argparse.Namespace) -> None:
     """The estimate of every line and the total, printed and written."""
-    print("\n| dataset | attack | from | workers | rule | runs | rounds | ms | set-up and evaluation, s | hours |")
+    print(
+        "\n| dataset | attack | from | workers | aggregator | runs | rounds | ms | set-up and evaluation, s | hours |"
+    )
     print("| --- | --- | ---: | --- | --- | ---: | ---: | ---: | ---: | ---: |")
     totals, left_out, lines = dict.fromkeys((row.dataset for row in rows), 0.0), 0, list[tuple[object, ...]]()
     for row in rows:
-        rule, where = "two-stage" if row.defended else "mean", f"{row.honest}+{row.byzantine}"
-        lead = (row.dataset, row.attack, f"{row.attack_start:g}", where, rule, row.runs, row.rounds)
+        aggregator, where = "two-stage" if row.defended else "mean", f"{row.honest}+{row.byzantine}"
+        lead = (row.dataset, row.attack, f"{row.attack_start:g}", where, aggregator, row.runs, row.rounds)
         if all(kind in costs for kind in row.kinds()):
             spent, ms, once = hours(row, costs)
             totals[row.dataset] += spent

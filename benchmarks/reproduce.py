@@ -20,7 +20,7 @@ from noisegate import Compute, paper
 from noisegate.paper.outcomes import Record, from_csv, needed, to_csv
 from noisegate.runs import Spec, run_together
 from noisegate.runs.store import environment, write_whole
-from noisegate.sweeps.pool import ABREAST, batches, broken, halved, left_of_part
+from noisegate.sweeps.pool import SIDE_BY_SIDE, batches, broken, halved, left_of_part
 
 HERE = Path(__file__).parent
 
@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--spec", type=Path, default=HERE / "reproduce.toml")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-    parser.add_argument("--jobs", type=int, default=ABREAST, help="runs side by side on a CUDA device")
+    parser.add_argument("--jobs", type=int, default=SIDE_BY_SIDE, help="runs side by side on a CUDA device")
     parser.add_argument("--part", default="1/1", help="of the runs, as 2/4")
     parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after that")
     parser.add_argument("--only", default="", help="data sets, as fashion,usps")

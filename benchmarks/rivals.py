@@ -73,15 +73,15 @@ def tables(rows: list[Row]) -> str:
     found: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         found.setdefault(key_of(row)[:3], []).append(row)
-    shares, rules, attacks = (list(dict.fromkeys(key[i] for key in found)) for i in range(3))
+    shares, aggregators, attacks = (list(dict.fromkeys(key[i] for key in found)) for i in range(3))
     lines = []
     for share in sorted(shares):
         lines += [f"**{float(share):.0%} Byzantine**", "", f"| aggregator | f | {' | '.join(attacks)} |"]
         lines.append("| --- |" + " --- |" * (len(attacks) + 1))
-        for rule in rules:
-            cells = [found.get((share, rule, attack), []) for attack in attacks]
+        for aggregator in aggregators:
+            cells = [found.get((share, aggregator, attack), []) for attack in attacks]
             reckoned = next((row["believed_byzantine"] for cell in cells for row in cell), "")
-            lines.append(f"| {rule} | {reckoned} | {' | '.join(map(summary, cells))} |")
+            lines.append(f"| {aggregator} | {reckoned} | {' | '.join(map(summary, cells))} |")
         lines.append("")
     return "\n".join(lines)
 

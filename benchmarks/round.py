@@ -162,7 +162,7 @@ def ways_of(name: str, honest: int, byzantine: int, chosen: argparse.Namespace) 
         return lambda: rounds_of(setup(name, honest, byzantine, compute, aggregator=aggregator)).step
 
     ways: dict[str, Callable[[], Step]] = {FLOOR: lambda: floor(name, workers, device)}
-    ways |= {aggregator: played(aggregator) for aggregator in chosen.aggregators or rules_for(name, chosen)}
+    ways |= {aggregator: played(aggregator) for aggregator in chosen.aggregators or aggregators_for(name, chosen)}
     if chosen.baselines:
         by_hands = [BY_VMAP_SOME, BY_OPACUS]
         if workers * BATCH <= AT_ONCE[SOURCES[name].model]:
@@ -284,8 +284,10 @@ def report_batched(chosen: argparse.Namespace) -> None:
             clear()
 
 
-def rules_for(name: str, chosen: argparse.Namespace) -> list[str]:
-    """All, or three where the gradients take so long that a rule no longer matters: `rules.py` has its time alone."""
+def aggregators_for(name: str, chosen: argparse.Namespace) -> list[str]:
+    """All, or three where the gradients take so long that an aggregator no longer matters: `aggregators.py` has its
+    time alone.
+    """
     slow = SOURCES[name].model != "mlp" and chosen.device == "cpu"
     return ["mean", *COMPARED] if slow or chosen.quick else list(AGGREGATORS)
 

@@ -1,13 +1,13 @@
-"""Milliseconds per call of every aggregator, beside ByzFL's same rule, on one thread.
+"""Milliseconds per call of every aggregator, beside ByzFL's same aggregator, on one thread.
 
-    python benchmarks/rules.py
-    python benchmarks/rules.py --rules median trimmed-mean --workers 50 --csv rules.csv
-    python benchmarks/rules.py --linear
+    python benchmarks/aggregators.py
+    python benchmarks/aggregators.py --aggregators median trimmed-mean --workers 50 --csv aggregators.csv
+    python benchmarks/aggregators.py --linear
 
 Uploads are random normal numbers in float32, a fifth of the workers is reckoned with as liars. Ours and theirs take
 turns in one process. Theirs is asked twice, with torch tensors and with numpy arrays, since it works by other functions
-then; `times` is the faster of the two over ours, by the fastest calls. Both have the same settings. Rules that are left
-out bring workers of their own, and do on the server what another rule does.
+then; `times` is the faster of the two over ours, by the fastest calls. Both have the same settings. Aggregators that
+are left out bring workers of their own, and do on the server what another aggregator does.
 
 --linear: for growing d, the time and how much memory the first call takes beside the uploads (Linux only).
 """
@@ -35,7 +35,7 @@ from noisegate.views import ServerView, receive
 CPU = torch.device("cpu")
 D = 25_450
 AUXILIARY = 20
-"""Examples of the server's own, for a rule that looks at each."""
+"""Examples of the server's own, for an aggregator that looks at each."""
 
 LENGTHS = (25_000, 100_000, 400_000)
 ABSENT = f"ByzFL is not installed: pip install --no-deps byzfl=={BYZFL}"
@@ -44,7 +44,7 @@ WEISZFELD = {"name": "geometric-median", "smoothing": 0.1, "iterations": 3, "tol
 SETTINGS: dict[str, dict[str, Any]] = {
     "geometric-median": WEISZFELD,
     "centered-clipping": {"name": "centered-clipping", "radius": 100.0},
-    "bucketing": {"name": "bucketing", "rule": WEISZFELD, "size": 2},
+    "bucketing": {"name": "bucketing", "aggregator": WEISZFELD, "size": 2},
 }
 """Ours where the defaults are not ByzFL's."""
 
@@ -66,35 +66,35 @@ NNM_BYTES = 2**32
 
 
 def choices() -> list[str]:
-    """The rules that take any uploads."""
-    return [name for name, rule in AGGREGATORS.items() if not hasattr(rule, "goes_with")]
+    """The aggregators that take any uploads."""
+    return [name for name, aggregator in AGGREGATORS.items() if not hasattr(aggregator, "goes_with")]
 
 
 def ours(name: str, workers: int, d: int) -> Step:
-    """A call of the rule on random uploads; its view knows nothing that depends on the uploads but their lengths.
+    """A call of the aggregator on random uploads; its view knows nothing that depends on the uploads but their lengths.
 
-    A rule that follows workers is asked for its second round: the first has no past to work on.
+    An aggregator that follows workers is asked for its second round: the first has no past to work on.
     """
     rng = noisegate.stream(0, "benchmark")
     uploads, gradient = torch.randn(workers, d, generator=rng), torch.randn(d, generator=rng)
     rows, norms, present = receive(uploads, workers, d, uploads, in_place=True)
     honest, ties = workers - workers // 5, torch.randperm(workers, generator=rng)
     view = ServerView(rows, norms, present, 1.0, honest, lambda normalized: gradient, ties)
-    rule = build("aggregator", SETTINGS.get(name, name), AGGREGATORS)
-    if not getattr(rule, "follows_workers", False):
-        return partial(rule, view, {})
+    aggregator = build("aggregator", SETTINGS.get(name, name), AGGREGATORS)
+    if not getattr(aggregator, "follows_workers", False):
+        return partial(aggregator, view, {})
     own = torch.nn.functional.normalize(torch.randn(AUXILIARY, d, generator=rng))
     view = replace(view, contributions=lambda: own, last=torch.randn(workers, d, generator=rng))
-    return partial(rule, view, rule(view, {}).memory)
+    return partial(aggregator, view, aggregator(view, {}).memory)
 
 
 def theirs(name: str, workers: int, d: int, byzfl: Any) -> dict[str, Step]:
-    """Calls of ByzFL's rule, if there is one, by what it is given."""
+    """Calls of ByzFL's aggregator, if there is one, by what it is given."""
     f = workers // 5
     if byzfl is None or name not in THEIRS or (name == "nnm" and 4 * workers * (workers - f) * d > NNM_BYTES):
         return {}
-    rule, uploads = THEIRS[name](byzfl, f), torch.randn(workers, d, generator=noisegate.stream(0, "benchmark"))
-    return {"torch": partial(rule, uploads), "numpy": partial(rule, uploads.numpy())}
+    aggregator, uploads = THEIRS[name](byzfl, f), torch.randn(workers, d, generator=noisegate.stream(0, "benchmark"))
+    return {"torch": partial(aggregator, uploads), "numpy": partial(aggregator, uploads.numpy())}
 
 
 def measure(steps: dict[str, Step], seconds: float) -> dict[str, tuple[float, float]]:
@@ -109,10 +109,10 @@ def measure(steps: dict[str, Step], seconds: float) -> dict[str, tuple[float, fl
 
 def compare(chosen: argparse.Namespace, byzfl: Any) -> list[list[str]]:
     """The table of ours and theirs."""
-    table = [["rule", "n", "ms", "median", "ByzFL torch", "median", "ByzFL numpy", "median", "times"]]
+    table = [["aggregator", "n", "ms", "median", "ByzFL torch", "median", "ByzFL numpy", "median", "times"]]
     show(table)
     for workers in chosen.workers:
-        for name in chosen.rules:
+        for name in chosen.aggregators:
             steps = {"ours": ours(name, workers, D), **theirs(name, workers, D, byzfl)}
             found = measure(steps, chosen.seconds)
             cells = [shown(ms) for way in ("ours", "torch", "numpy") for ms in found.get(way, ())]
@@ -144,10 +144,10 @@ def one_length(name: str, workers: int, d: int, seconds: float) -> tuple[float, 
 
 def grow(chosen: argparse.Namespace) -> list[list[str]]:
     """The table of growing d."""
-    table = [["rule", "n", "d", "ms", "us per 1,000 coordinates", "MiB", "copies of the uploads"]]
+    table = [["aggregator", "n", "d", "ms", "us per 1,000 coordinates", "MiB", "copies of the uploads"]]
     show(table)
     for workers in chosen.workers:
-        for name in chosen.rules:
+        for name in chosen.aggregators:
             for d in LENGTHS:
                 with multiprocessing.get_context("fork").Pool(1) as process:
                     ms, extra = process.apply(one_length, (name, workers, d, chosen.seconds))
@@ -158,16 +158,16 @@ def grow(chosen: argparse.Namespace) -> list[list[str]]:
 
 
 def show(rows: list[list[str]]) -> None:
-    """Lines of a table; the first one is followed by a rule."""
+    """Lines of a table; the first one is followed by an aggregator."""
     for row in rows:
         print("| " + " | ".join(row) + " |", flush=True)
-        if row[0] == "rule":
+        if row[0] == "aggregator":
             print("| --- |" + " ---: |" * (len(row) - 1), flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rules", nargs="+", choices=choices(), default=choices())
+    parser.add_argument("--aggregators", nargs="+", choices=choices(), default=choices())
     parser.add_argument("--workers", nargs="+", type=int, help="default: 50 200; with --linear 50")
     parser.add_argument("--seconds", type=float, default=2.0, help="about how long to repeat the calls of a row")
     parser.add_argument("--linear", action="store_true", help="time and memory for growing d")
@@ -181,7 +181,7 @@ def main() -> None:
         byzfl = None
     beside = "" if chosen.linear else f"; {ABSENT}" if byzfl is None else f", ByzFL {BYZFL}"
     print(f"{versions(CPU)}{beside}\n")
-    with threadpool_limits(1):  # numpy's, which torch does not rule
+    with threadpool_limits(1):  # numpy's, which torch does not aggregator
         table = grow(chosen) if chosen.linear else compare(chosen, byzfl)
     if chosen.csv:
         with chosen.csv.open("w", newline="") as file:

@@ -20,7 +20,7 @@ from typing import Any
 
 from noisegate import Compute
 from noisegate.runs import Spec, make_spec, reference
-from noisegate.sweeps.pool import Crew, batches, left_of_part
+from noisegate.sweeps.pool import Pool, batches, left_of_part
 
 HERE = Path(__file__).parent
 FIELDS = ("run", "accuracy", "honest_rejected", "byzantine_selected", "message")
@@ -85,10 +85,10 @@ def markdown(title: str, asked: float, specs: Sequence[Spec], rows: Mapping[str,
     lines = [f"### {title}", "", f"Asked: at most {asked:g} points below the reference."]
     lines += ["", "| attack | reference | fortified | below | | refused of 1,000 honest | two-stage | below |"]
     lines.append("| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: |")
-    for where, by_rule in cells.items():
-        own = by_rule["fortified"]
+    for where, by_aggregator in cells.items():
+        own = by_aggregator["fortified"]
         clean = _accuracies([reference(spec) for spec in own], rows)
-        found, other = _accuracies(own, rows), _accuracies(by_rule.get("two-stage", []), rows)
+        found, other = _accuracies(own, rows), _accuracies(by_aggregator.get("two-stage", []), rows)
         below = _below(clean, found)
         verdict = "missing" if below is None else "reached" if below <= asked / 100 + 1e-9 else "**not reached**"
         refused = [float(rows[spec.name()]["honest_rejected"]) for spec in own if spec.name() in rows]
@@ -121,11 +121,11 @@ def _shown(found: Sequence[float | None]) -> str:
     return f"{statistics.mean(known):.3f} ({min(known):.3f})" + ("" if len(known) == len(found) else " incomplete")
 
 
-def measure(todo: Sequence[Sequence[Spec]], crew: Crew, out: Path, minutes: float) -> None:
+def measure(todo: Sequence[Sequence[Spec]], pool: Pool, out: Path, minutes: float) -> None:
     """Run these batches and add them to `out`."""
     new = not out.exists()
     began = time.perf_counter()
-    with crew, out.open("a", newline="", encoding="utf-8") as file:
+    with pool, out.open("a", newline="", encoding="utf-8") as file:
         lines = csv.DictWriter(file, FIELDS, lineterminator="\n")
         if new:
             lines.writeheader()
@@ -133,7 +133,7 @@ def measure(todo: Sequence[Sequence[Spec]], crew: Crew, out: Path, minutes: floa
             if time.perf_counter() - began > 60 * minutes:
                 print(f"{sum(map(len, todo[number:]))} runs are left: the time is over", flush=True)
                 return
-            for i, found in crew.play(batch):
+            for i, found in pool.play(batch):
                 values = found.accuracy, found.honest_rejected, found.byzantine_selected
                 shown = ["" if value is None else f"{value:.6g}" for value in values]
                 lines.writerow(dict(zip(FIELDS, [batch[i].name(), *shown, found.message], strict=True)))
@@ -160,11 +160,11 @@ def main() -> None:
         return
     done = read([chosen.out, *chosen.known])
     specs = [spec for spec in wanted(chosen.spec) if not chosen.only or spec.dataset in chosen.only.split(",")]
-    crew = Crew(Compute(device=chosen.device), chosen.jobs)
-    left = left_of_part(specs, chosen.part, crew.jobs, done)
-    rules = [[spec for spec in left if (_name(spec) == "two-stage") == beside] for beside in (False, True)]
-    todo = [[some[i] for i in batch] for some in rules for batch in batches(some, crew.jobs)]
-    measure(todo, crew, chosen.out, chosen.minutes)
+    pool = Pool(Compute(device=chosen.device), chosen.jobs)
+    left = left_of_part(specs, chosen.part, pool.jobs, done)
+    aggregators = [[spec for spec in left if (_name(spec) == "two-stage") == beside] for beside in (False, True)]
+    todo = [[some[i] for i in batch] for some in aggregators for batch in batches(some, pool.jobs)]
+    measure(todo, pool, chosen.out, chosen.minutes)
 
 
 if __name__ == "__main__":

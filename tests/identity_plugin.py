@@ -29,7 +29,7 @@ class Loud(Forger):
 
 
 @dataclass(frozen=True)
-class Rule(Robust):
+class Aggregator(Robust):
     """Reckons with liars."""
 
     needs = "n > 2 f"
@@ -37,5 +37,5 @@ class Rule(Robust):
     def most(self, workers: int) -> int:
         return (workers - 1) // 2
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: Memory) -> Verdict:
         return judged(view, view.uploads.mean(0), view.present, view.norms)

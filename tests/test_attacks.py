@@ -19,7 +19,7 @@ ROUNDING = 1e-6
 
 
 def unasked(forged: torch.Tensor) -> Verdict:
-    raise AssertionError("none of these attacks asks the rule")
+    raise AssertionError("none of these attacks asks the aggregator")
 
 
 def view_of(honest: int, liars: int, phase: Hashable = None, seed: int = 0) -> AdversaryView:

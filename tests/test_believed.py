@@ -1,4 +1,6 @@
-"""How many liars a rule reckons with: what is believed, what it admits, what is refused, what is printed (0016)."""
+"""How many liars an aggregator reckons with: what is believed, what it admits, what is refused, what is printed
+(0016).
+"""
 
 import json
 import math
@@ -51,18 +53,18 @@ def test_default_is_what_lies_or_what_is_admitted(cli, name):
 
 @pytest.mark.parametrize("name", SMALLEST)
 def test_what_is_admitted_is_what_the_paper_asks_for(name):
-    rule = build("aggregator", name, AGGREGATORS)
+    aggregator = build("aggregator", name, AGGREGATORS)
     for workers in range(1, 60):
-        f = rule.most(workers)
+        f = aggregator.most(workers)
         assert f < 0 or SMALLEST[name](f) <= workers
         assert SMALLEST[name](max(f, -1) + 1) > workers
 
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_a_device_counts_as_the_host_does(name):
-    rule = build("aggregator", name, AGGREGATORS)
+    aggregator = build("aggregator", name, AGGREGATORS)
     for workers in range(1, 60):
-        assert int(torch.as_tensor(rule.most(torch.tensor(workers)))) == rule.most(workers)
+        assert int(torch.as_tensor(aggregator.most(torch.tensor(workers)))) == aggregator.most(workers)
 
 
 @pytest.mark.parametrize("name", ROBUST)
@@ -87,7 +89,7 @@ def test_f_is_a_whole_number(value):
         build("aggregator", {"name": "krum", "byzantine": value}, AGGREGATORS)
 
 
-def test_too_few_workers_for_a_rule_are_refused(quick):
+def test_too_few_workers_for_an_aggregator_are_refused(quick):
     with pytest.raises(SpecError, match=r"krum.*n >= 2 f"):
         prepare(quick(aggregator="krum", workers=2, byzantine=0.0), Compute(device="cpu"))
 
@@ -95,7 +97,7 @@ def test_too_few_workers_for_a_rule_are_refused(quick):
 def test_gamma_is_a_belief_about_liars_too(quick):
     for gamma, believed in ((0.9, 25 - math.ceil(0.9 * 25)), (0.2, 11)):
         federation = prepare(quick(aggregator="krum", gamma=gamma), Compute(device="cpu")).federation
-        assert federation.rule.reckoned(25, federation.believed_honest) == believed
+        assert federation.aggregator.reckoned(25, federation.believed_honest) == believed
 
 
 def test_the_table_says_why(cli, tmp_path):
@@ -106,7 +108,7 @@ def test_the_table_says_why(cli, tmp_path):
         (("--byzantine", 0.6, "--set", "aggregator.byzantine=2"), "as set"),
         (("--byzantine", 0.6, "--gamma", 0.9), "as gamma says"),
         (("--byzantine", 0.2, "--gamma", 0.2), "as many as it admits"),
-        (("--aggregator", "nnm", "--set", 'aggregator.rule={name="krum",byzantine=2}'), "as set"),
+        (("--aggregator", "nnm", "--set", 'aggregator.aggregator={name="krum",byzantine=2}'), "as set"),
     )
     for i, (more, words) in enumerate(cases):
         answer = cli(*run, *more, "--out", tmp_path / str(i))
@@ -116,15 +118,15 @@ def test_the_table_says_why(cli, tmp_path):
 
 @pytest.mark.parametrize("name", ROBUST)
 def test_a_malformed_upload_does_not_prove_a_liar_less(name):
-    """f stays as long as the rule admits it for those that are left."""
-    rule = build("aggregator", name, AGGREGATORS)
+    """f stays as long as the aggregator admits it for those that are left."""
+    aggregator = build("aggregator", name, AGGREGATORS)
     uploads = honest_uploads(1, n=24)
     for malformed in range(24):
         uploads[:malformed] = torch.nan
         view = server_view(uploads, believed=22)
-        n, f = rule.counts(view)
+        n, f = aggregator.counts(view)
         assert n == 24 - malformed
-        assert f == max(0, min(rule.reckoned(24, 22), rule.most(n)))
+        assert f == max(0, min(aggregator.reckoned(24, 22), aggregator.most(n)))
 
 
 def test_more_cannot_be_kept_than_there_are(quick):
@@ -134,21 +136,26 @@ def test_more_cannot_be_kept_than_there_are(quick):
 
 KRUM_1 = {"name": "krum", "byzantine": 1}
 NESTED = {
-    "inner": ({"name": "bucketing", "rule": KRUM_1}, 1),
-    "outer": ({"name": "bucketing", "rule": "krum", "byzantine": 1}, 1),
-    "both, the same": ({"name": "nnm", "rule": KRUM_1, "byzantine": 1}, 1),
-    "innermost": ({"name": "guerraoui", "rule": {"name": "bucketing", "rule": {"name": "nnm", "rule": KRUM_1}}}, 1),
-    "none": ({"name": "bucketing", "rule": "krum"}, 2),  # of 7 buckets; 3 of 13 lie
-    "around a rule without f": ({"name": "guerraoui", "rule": "mean"}, 3),
+    "inner": ({"name": "bucketing", "aggregator": KRUM_1}, 1),
+    "outer": ({"name": "bucketing", "aggregator": "krum", "byzantine": 1}, 1),
+    "both, the same": ({"name": "nnm", "aggregator": KRUM_1, "byzantine": 1}, 1),
+    "innermost": (
+        {"name": "guerraoui", "aggregator": {"name": "bucketing", "aggregator": {"name": "nnm", "aggregator": KRUM_1}}},
+        1,
+    ),
+    "none": ({"name": "bucketing", "aggregator": "krum"}, 2),  # of 7 buckets; 3 of 13 lie
+    "around an aggregator without f": ({"name": "guerraoui", "aggregator": "mean"}, 3),
 }
 
 
 @pytest.mark.parametrize(("aggregator", "f"), NESTED.values(), ids=NESTED)
-def test_rules_around_rules_share_one_f(quick, monkeypatch, aggregator, f):
+def test_aggregators_around_aggregators_share_one_f(quick, monkeypatch, aggregator, f):
     """What is printed is what every one of them uses."""
     used = []
     counts = Robust.counts
-    monkeypatch.setattr(Robust, "counts", lambda rule, view: used.append(counts(rule, view)[1]) or counts(rule, view))
+    monkeypatch.setattr(
+        Robust, "counts", lambda aggregator, view: used.append(counts(aggregator, view)[1]) or counts(aggregator, view)
+    )
     result = run(quick(aggregator=aggregator, worker="normalized", batch=16, rate=0.2, byzantine=0.2, rounds=1))
     assert result.believed_byzantine == f
     assert set(used) <= {f}
@@ -156,14 +163,14 @@ def test_rules_around_rules_share_one_f(quick, monkeypatch, aggregator, f):
 
 @pytest.mark.parametrize("wrapper", ["nnm", "bucketing", "guerraoui"])
 def test_two_numbers_that_differ_are_refused(wrapper):
-    rule = build("aggregator", {"name": wrapper, "byzantine": 2, "rule": KRUM_1}, AGGREGATORS)
-    with pytest.raises(SpecError, match="byzantine = 2: its rule has byzantine = 1"):
-        rule.check(40)
+    aggregator = build("aggregator", {"name": wrapper, "byzantine": 2, "aggregator": KRUM_1}, AGGREGATORS)
+    with pytest.raises(SpecError, match="byzantine = 2: its aggregator has byzantine = 1"):
+        aggregator.check(40)
 
 
 @pytest.mark.parametrize("byzantine", [13, 1000])
-def test_a_rule_without_f_does_not_make_all_workers_liars(quick, byzantine):
-    asked = {"name": "guerraoui", "rule": "two-stage", "byzantine": byzantine}
+def test_an_aggregator_without_f_does_not_make_all_workers_liars(quick, byzantine):
+    asked = {"name": "guerraoui", "aggregator": "two-stage", "byzantine": byzantine}
     with pytest.raises(SpecError, match=f"byzantine = {byzantine}: needs .*at most 12 of 13"):
         prepare(quick(aggregator=asked, byzantine=0.2), Compute(device="cpu"))
 
@@ -176,13 +183,15 @@ def test_signs_are_not_tested_for_noise(quick, worker):
 
 
 @pytest.mark.parametrize("wrapper", ["nnm", "bucketing", "guerraoui"])
-def test_nor_by_a_rule_in_a_rule(quick, wrapper):
+def test_nor_by_an_aggregator_in_a_aggregator(quick, wrapper):
     """However deep it is inside."""
-    for inner in ("two-stage", {"name": "bucketing", "rule": "two-stage"}):
+    for inner in ("two-stage", {"name": "bucketing", "aggregator": "two-stage"}):
         with pytest.raises(SpecError, match=rf"worker = 'sign-gaussian'.*{wrapper}.* tests for"):
-            prepare(quick(worker="sign-gaussian", aggregator={"name": wrapper, "rule": inner}), Compute(device="cpu"))
+            prepare(
+                quick(worker="sign-gaussian", aggregator={"name": wrapper, "aggregator": inner}), Compute(device="cpu")
+            )
     for inner in ("median", {"name": "two-stage", "stages": 2}):
-        prepare(quick(worker="sign-gaussian", aggregator={"name": wrapper, "rule": inner}), Compute(device="cpu"))
+        prepare(quick(worker="sign-gaussian", aggregator={"name": wrapper, "aggregator": inner}), Compute(device="cpu"))
 
 
 def test_too_few_workers_are_told_how_many_are_needed(quick):
@@ -190,8 +199,11 @@ def test_too_few_workers_are_told_how_many_are_needed(quick):
         prepare(quick(aggregator="bulyan", workers=1, byzantine=0.0), Compute(device="cpu"))
 
 
-def test_the_condition_of_a_rule_around_a_rule_is_told_in_full():
-    asked = {"name": "guerraoui", "rule": {"name": "bucketing", "rule": {"name": "nnm", "rule": "krum"}}}
+def test_the_condition_of_an_aggregator_around_an_aggregator_is_told_in_full():
+    asked = {
+        "name": "guerraoui",
+        "aggregator": {"name": "bucketing", "aggregator": {"name": "nnm", "aggregator": "krum"}},
+    }
     words = "for ceil(n / size) averages, f of them spoiled, n > 2 f, and n >= 2 f + 3"
     assert build("aggregator", asked, AGGREGATORS).condition() == words
 
@@ -202,16 +214,16 @@ def test_auto_is_the_default(cli):
 
 
 class Bare(Robust):
-    """A stranger's rule that says no more than it must."""
+    """A plugin's aggregator that says no more than it must."""
 
     def most(self, workers):
         return workers - 1
 
-    def __call__(self, view, memory):
-        return Mean()(view, memory)
+    def __call__(self, view, state):
+        return Mean()(view, state)
 
 
-def test_a_rule_need_not_put_its_condition_into_words(cli):
+def test_an_aggregator_need_not_put_its_condition_into_words(cli):
     run = (*RUN, "--aggregator", f"{__name__}:Bare", "--no-baselines", "--byzantine", 0.2)
     assert "fewer liars" in cli(*run).out
     refused = cli(*run, "--set", "aggregator.byzantine=13")
@@ -221,7 +233,7 @@ def test_a_rule_need_not_put_its_condition_into_words(cli):
 
 @pytest.mark.parametrize("name", [name for name in AGGREGATORS if name not in ROBUST])
 @pytest.mark.parametrize("share", [0.2, 0.6])
-def test_rules_that_reckon_with_nobody_run_too(cli, name, share):
+def test_aggregators_that_reckon_with_nobody_run_too(cli, name, share):
     answer = cli(*RUN, "--aggregator", name, "--byzantine", share, "--json")
     assert answer.status == 0, answer.err
     assert answer.json["believed_byzantine"] is None

@@ -33,7 +33,7 @@ OPTIONS = (
         "--no-first-run",
         "--disable-extensions",
         "--disable-background-networking",
-        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--host-resolver-aggregators=MAP * ~NOTFOUND",
     ),
 )
 
@@ -164,7 +164,9 @@ def pages(tmp_path_factory):
     run(spec, out=place / "one")
     run(reference(spec), out=place / "one" / "reference")
     (place / "one" / "tables.json").write_text(json.dumps(TABLES))
-    specs = [replace(spec, aggregator=rule, seed=seed, rounds=2) for rule in ("mean", "krum") for seed in (1, 2)]
+    specs = [
+        replace(spec, aggregator=aggregator, seed=seed, rounds=2) for aggregator in ("mean", "krum") for seed in (1, 2)
+    ]
     sweep(specs[:3], place / "many", compute=Compute(device="cpu", threads=1), jobs=1)
     lines = ["[sweep]", 'aggregator = ["mean", "krum"]', "seed = [1, 2]"]
     settings = {

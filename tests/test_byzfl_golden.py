@@ -1,4 +1,4 @@
-"""Our rules and attacks answer what those of ByzFL 0.0.11 answer, where both mean the same.
+"""Our aggregators and attacks answer what those of ByzFL 0.0.11 answer, where both mean the same.
 
 ByzFL itself is not needed here: its answers are in golden/byzfl.npz, which benchmarks/byzfl_golden.py wrote by
 
@@ -80,7 +80,7 @@ def test_there_are_cases() -> None:
     assert CASES == ["close", "far", "strange", "tight"]
 
 
-RULES = {
+BUILDERS = {
     "average": lambda f: Mean(),
     "median": lambda f: Median(),
     "trimmed-mean": TrimmedMean,
@@ -92,21 +92,21 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_same_rule_same_update(case, name) -> None:
-    case.agrees(RULES[name](case.f)(case.view(), {}).update, name)
+@pytest.mark.parametrize("name", BUILDERS)
+def test_same_aggregator_same_update(case, name) -> None:
+    case.agrees(BUILDERS[name](case.f)(case.view(), {}).update, name)
 
 
 def test_both_take_up_centered_clipping_where_they_left_it(case) -> None:
-    rule, view = CenteredClipping(radius=3.0, iterations=1), case.view()
-    case.agrees(rule(view, rule(view, {}).memory).update, "centered-clipping, second call")
+    aggregator, view = CenteredClipping(radius=3.0, iterations=1), case.view()
+    case.agrees(aggregator(view, aggregator(view, {}).state).update, "centered-clipping, second call")
 
 
 def test_mean_near_the_median(case) -> None:
-    """Theirs is a rule of its own, and keeps n - f values; ours is the second half of Bulyan."""
+    """Theirs is an aggregator of its own, and keeps n - f values; ours is the second half of Bulyan."""
     view = case.view()
     case.agrees(
-        mean_near_median(view.uploads, view.present, len(view.present) - case.f, view.memory), "mean-near-median"
+        mean_near_median(view.uploads, view.present, len(view.present) - case.f, view.scratch), "mean-near-median"
     )
 
 
@@ -124,7 +124,7 @@ def test_krum_counts_one_neighbor_more_than_the_paper(case, name, ours) -> None:
 
 
 def test_nearest_neighbor_mixing_alone(case) -> None:
-    """Ours has no answer without a rule; the mean of the mixed uploads is one."""
+    """Ours has no answer without an aggregator; the mean of the mixed uploads is one."""
     verdict = NearestNeighborMixing(case.f, Mean())(case.view(), {})
     case.near(verdict.update, case.theirs("nnm").mean(0))
 

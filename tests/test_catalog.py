@@ -127,7 +127,7 @@ def test_an_impossible_value_names_the_entry():
     assert "thing 'gadget': size = 101: must be at most 100" in message
 
 
-def test_a_strangers_class_is_loaded():
+def test_a_plugins_class_is_loaded():
     assert build("thing", f"{__name__}:Gadget", TABLE) == Gadget()
     assert build("thing", {"name": f"{__name__}:Gadget", "size": 7}, TABLE) == Gadget(7)
     assert "'size'" not in error({"name": f"{__name__}:Gadget", "sise": 7}).split(":")[0]

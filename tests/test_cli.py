@@ -127,7 +127,7 @@ def test_a_usage_error_is_short(cli, line):
 
 
 @pytest.mark.parametrize("attack", ["os:getcwd", "os:path.join", "json:dumps"])
-def test_a_strangers_name_that_is_no_attack_is_refused(cli, attack):
+def test_a_plugins_name_that_is_no_attack_is_refused(cli, attack):
     one_line(cli("run", "--attack", attack, "--rounds", 2, "--sigma", 4))
 
 

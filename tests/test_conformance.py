@@ -1,4 +1,4 @@
-"""Rules that every aggregator and every attack obeys. A new entry of a catalog is tested from its first day.
+"""Aggregators that every aggregator and every attack obeys. A new entry of a catalog is tested from its first day.
 
 Inputs are small, but of the kind that a round makes: uploads are noise plus a little signal, and pass `receive`.
 """
@@ -27,7 +27,7 @@ LIKE = torch.zeros(D)
 # A mean of up to 12 float32 rows, added up in another order, moves by a few units in the last place of values below 1.
 REORDERED = 1e-6
 
-# Rules whose update is not the mean of the rows they keep, and attacks that mean to send what is not finite.
+# Aggregators whose update is not the mean of the rows they keep, and attacks that mean to send what is not finite.
 NOT_A_MEAN: set[str] = {
     "fortified",
     "bulyan",
@@ -46,7 +46,7 @@ NOT_A_MEAN: set[str] = {
 }
 NOT_FINITE: set[str] = {"nan"}
 
-RULES = {name: (lambda name=name: build("aggregator", name, AGGREGATORS)) for name in AGGREGATORS} | {
+BUILDERS = {name: (lambda name=name: build("aggregator", name, AGGREGATORS)) for name in AGGREGATORS} | {
     f"two-stage {settings}": (lambda settings=settings: TwoStage(**settings))
     for settings in (
         {"stages": 1},
@@ -67,9 +67,9 @@ WRAPPERS = {
 }
 
 
-@pytest.fixture(params=RULES)
-def rule(request):
-    return RULES[request.param]()
+@pytest.fixture(params=BUILDERS)
+def aggregator(request):
+    return BUILDERS[request.param]()
 
 
 @pytest.fixture(params=[f"{name}, {wrapper}" for name in ATTACKS for wrapper in WRAPPERS])
@@ -123,8 +123,8 @@ def copy_of(view: ServerView) -> ServerView:
 
 def same(left: Verdict, right: Verdict) -> bool:
     pairs = [(getattr(left, name), getattr(right, name)) for name in ("update", "kept", "reason", "score")]
-    pairs += [(left.memory[key], right.memory[key]) for key in left.memory]
-    return left.memory.keys() == right.memory.keys() and all(torch.equal(*pair) for pair in pairs)
+    pairs += [(left.state[key], right.state[key]) for key in left.state]
+    return left.state.keys() == right.state.keys() and all(torch.equal(*pair) for pair in pairs)
 
 
 def sound(view: ServerView, verdict: Verdict) -> None:
@@ -159,133 +159,135 @@ GARBAGE = {
 
 @pytest.mark.parametrize("value", GARBAGE.values(), ids=GARBAGE)
 @pytest.mark.parametrize("rows", [1, 4, N], ids=["one", "some", "all"])
-def test_garbage_cannot_make_the_update_infinite(rule, value, rows):
+def test_garbage_cannot_make_the_update_infinite(aggregator, value, rows):
     uploads = honest_uploads(1)
     uploads[:rows] = value
     view = server_view(uploads)
-    sound(view, rule(view, {}))
+    sound(view, aggregator(view, {}))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
-def test_one_wrong_coordinate_makes_an_upload_malformed(rule, value):
+def test_one_wrong_coordinate_makes_an_upload_malformed(aggregator, value):
     uploads = honest_uploads(2)
     uploads[3, D // 2] = value
     view = server_view(uploads)
-    verdict = rule(view, {})
+    verdict = aggregator(view, {})
     sound(view, verdict)
     assert verdict.reason[3] == Reason.MALFORMED
 
 
-def test_what_a_malformed_upload_holds_does_not_matter(rule):
+def test_what_a_malformed_upload_holds_does_not_matter(aggregator):
     uploads, others = honest_uploads(3), honest_uploads(3)
     uploads[2], others[2] = float("nan"), float("-inf")
-    assert same(rule(server_view(uploads), {}), rule(server_view(others), {}))
+    assert same(aggregator(server_view(uploads), {}), aggregator(server_view(others), {}))
 
 
-def test_rows_of_the_wrong_shape_count_as_malformed(rule):
+def test_rows_of_the_wrong_shape_count_as_malformed(aggregator):
     uploads = list(honest_uploads(4))
     uploads[0], uploads[5], uploads[7] = None, torch.zeros(D + 1), torch.zeros(D, dtype=torch.complex64)
     view = server_view(uploads)
-    verdict = rule(view, {})
+    verdict = aggregator(view, {})
     sound(view, verdict)
     assert (verdict.reason == Reason.MALFORMED).nonzero().flatten().tolist() == [0, 5, 7]
 
 
-def test_rules_leave_their_inputs_alone(rule):
-    memory: dict = {}
+def test_aggregators_leave_their_inputs_alone(aggregator):
+    state: dict = {}
     for seed in range(3):
         view = server_view(honest_uploads(seed), seed)
-        before, kept_memory = copy_of(view), {key: value.clone() for key, value in memory.items()}
-        verdict = rule(view, memory)
+        before, kept_state = copy_of(view), {key: value.clone() for key, value in state.items()}
+        verdict = aggregator(view, state)
         for name in TENSORS:
             assert torch.equal(getattr(view, name), getattr(before, name)), name
         assert torch.equal(view.contributions(), before.contributions())
         for normalized in (False, True):
             assert torch.equal(view.auxiliary(normalized), before.auxiliary(normalized))
-        assert memory.keys() == kept_memory.keys()
-        assert all(torch.equal(memory[key], kept_memory[key]) for key in memory)
-        memory = dict(verdict.memory)
+        assert state.keys() == kept_state.keys()
+        assert all(torch.equal(state[key], kept_state[key]) for key in state)
+        state = dict(verdict.state)
 
 
-def test_same_view_same_verdict(rule):
+def test_same_view_same_verdict(aggregator):
     first = server_view(honest_uploads(5))
-    memory = rule(server_view(honest_uploads(6)), {}).memory
-    assert same(rule(first, memory), rule(copy_of(first), {key: value.clone() for key, value in memory.items()}))
+    state = aggregator(server_view(honest_uploads(6)), {}).state
+    assert same(
+        aggregator(first, state), aggregator(copy_of(first), {key: value.clone() for key, value in state.items()})
+    )
 
 
-def test_the_order_of_the_workers_does_not_matter(rule):
+def test_the_order_of_the_workers_does_not_matter(aggregator):
     """Three rounds, with malformed and absurd uploads among them, in two orders of the workers."""
     order = torch.randperm(N, generator=stream(0, "order"))
     place = torch.argsort(order)  # where each worker stands in the second order
-    memory: dict = {}
-    memory_too: dict = {}
+    state: dict = {}
+    state_too: dict = {}
     for seed in range(3):
         uploads = honest_uploads(seed)
         uploads[1], uploads[4], uploads[8] = float("nan"), 0.0, 7.0
         view = server_view(uploads, seed)
         other = replace(server_view(uploads[order], seed), ties=place[view.ties])
-        verdict, moved = rule(view, memory), rule(other, memory_too)
+        verdict, moved = aggregator(view, state), aggregator(other, state_too)
         assert torch.equal(verdict.kept[order], moved.kept)
         assert torch.equal(verdict.reason[order], moved.reason)
         torch.testing.assert_close(verdict.score[order], moved.score, atol=REORDERED, rtol=REORDERED)
         torch.testing.assert_close(verdict.update, moved.update, atol=REORDERED, rtol=REORDERED)
-        memory, memory_too = dict(verdict.memory), dict(moved.memory)
+        state, state_too = dict(verdict.state), dict(moved.state)
 
 
-def test_equal_workers_are_told_apart_by_the_ties_alone(rule):
+def test_equal_workers_are_told_apart_by_the_ties_alone(aggregator):
     """All send the same: whoever is kept must change with the random order, never with the position."""
     view = server_view(honest_uploads(7)[:1].repeat(N, 1))
-    verdict = rule(view, {})
-    turned = rule(replace(view, ties=view.ties.roll(1)), {})
+    verdict = aggregator(view, {})
+    turned = aggregator(replace(view, ties=view.ties.roll(1)), {})
     kept = int(verdict.kept.sum())
     if 0 < kept < N:
         assert not torch.equal(verdict.kept, turned.kept)
         assert set(verdict.kept.nonzero().flatten().tolist()) == set(view.ties[:kept].tolist())
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_the_update_is_the_mean_of_what_was_kept(name):
     if name in NOT_A_MEAN:
-        pytest.skip("this rule does not average")
-    rule = RULES[name]()
-    memory: dict = {}
+        pytest.skip("this aggregator does not average")
+    aggregator = BUILDERS[name]()
+    state: dict = {}
     kept_any = False
     for seed in range(4):
         uploads = honest_uploads(seed)
         uploads[2], uploads[6] = float("nan"), 0.5
         view = server_view(uploads, seed)
-        verdict = rule(view, memory)
-        divisor = N if getattr(rule, "divisor", "selected") == "workers" else max(1, int(verdict.kept.sum()))
+        verdict = aggregator(view, state)
+        divisor = N if getattr(aggregator, "divisor", "selected") == "workers" else max(1, int(verdict.kept.sum()))
         expected = view.uploads[verdict.kept].double().sum(0) / divisor
         torch.testing.assert_close(verdict.update.double(), expected, atol=REORDERED, rtol=REORDERED)
-        memory, kept_any = dict(verdict.memory), kept_any or bool(verdict.kept.any())
-    assert kept_any, "the rule keeps nobody of mostly honest workers"
+        state, kept_any = dict(verdict.state), kept_any or bool(verdict.kept.any())
+    assert kept_any, "the aggregator keeps nobody of mostly honest workers"
 
 
-def test_memory_can_be_saved(rule):
-    memory: dict = {}
+def test_state_can_be_saved(aggregator):
+    state: dict = {}
     for seed in range(2):
-        memory = dict(rule(server_view(honest_uploads(seed), seed), memory).memory)
-    assert all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in memory.items())
+        state = dict(aggregator(server_view(honest_uploads(seed), seed), state).state)
+    assert all(isinstance(key, str) and isinstance(value, torch.Tensor) for key, value in state.items())
     file = io.BytesIO()
-    torch.save(memory, file)
+    torch.save(state, file)
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
     view = server_view(honest_uploads(9), 9)
-    assert same(rule(view, memory), rule(view, loaded))
+    assert same(aggregator(view, state), aggregator(view, loaded))
 
 
 @pytest.mark.parametrize(("n", "believed"), [(1, 1), (2, 1), (N, 1), (N, N)])
-def test_any_number_of_workers(rule, n, believed):
+def test_any_number_of_workers(aggregator, n, believed):
     view = server_view(honest_uploads(8, n), believed=believed)
-    sound(view, rule(view, {}))
+    sound(view, aggregator(view, {}))
 
 
 def test_two_stage_never_uses_more_than_it_believes_honest():
-    for name, make in RULES.items():
-        rule = make()
-        if isinstance(rule, TwoStage) and rule.stages != 1:
-            verdict = rule(server_view(honest_uploads(10)), {})
+    for name, make in BUILDERS.items():
+        aggregator = make()
+        if isinstance(aggregator, TwoStage) and aggregator.stages != 1:
+            verdict = aggregator(server_view(honest_uploads(10)), {})
             assert 0 < int(verdict.kept.sum()) <= BELIEVED, name
 
 
@@ -474,12 +476,12 @@ def test_attacks_say_what_they_know(attack):
     attack.check(honest=4, byzantine=LIARS)
 
 
-# --- strangers -----------------------------------------------------------------------------------------------------
+# --- plugins -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Liar:
-    """A stranger's attack: sends what is not an upload."""
+    """A plugin's attack: sends what is not an upload."""
 
     what: str = "none"
     knows = "nothing"
@@ -521,7 +523,7 @@ WHATS = ["none", "nones", "text", "nan", "inf", "huge", "wide", "narrow", "compl
 
 @pytest.mark.parametrize("what", WHATS)
 @pytest.mark.parametrize("aggregator", ["mean", "two-stage"])
-def test_a_round_survives_whatever_a_stranger_sends(quick, tmp_path, what, aggregator):
+def test_a_round_survives_whatever_a_plugin_sends(quick, tmp_path, what, aggregator):
     spec = quick(attack={"name": f"{__name__}:Liar", "what": what}, aggregator=aggregator)
     result = run(spec, out=tmp_path / "run")
     malformed = sum(line["rejected"]["malformed"]["byzantine"] for line in result.curve)
@@ -535,21 +537,21 @@ def test_a_round_survives_whatever_a_stranger_sends(quick, tmp_path, what, aggre
 
 @dataclass(frozen=True)
 class Favorite:
-    """A stranger's rule: takes the upload of one worker."""
+    """A plugin's aggregator: takes the upload of one worker."""
 
     worker: int = 0
 
-    def __call__(self, view, memory):
+    def __call__(self, view, state):
         kept = torch.arange(len(view.norms)) == self.worker
         kept &= view.present
         reason = torch.where(kept, Reason.KEPT.value, Reason.SCORE.value)
         reason = torch.where(view.present, reason, Reason.MALFORMED.value)
         return Verdict(
-            view.uploads[self.worker], kept, reason, kept.float(), {"rounds": memory.get("rounds", LIKE[0]) + 1}
+            view.uploads[self.worker], kept, reason, kept.float(), {"rounds": state.get("rounds", LIKE[0]) + 1}
         )
 
 
-def test_a_strangers_rule_can_be_used(quick):
+def test_a_plugins_aggregator_can_be_used(quick):
     result = run(quick(aggregator={"name": f"{__name__}:Favorite", "worker": 2}))
     assert result.aggregator == f"{__name__}:Favorite"
     assert sum(sum(line["selected"].values()) for line in result.curve) == result.rounds

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from noisegate.aggregators import network, ranks
+from noisegate.aggregators import ranks, sorting_network
 from noisegate.aggregators.bulyan import Bulyan, chosen_in_turn
 from noisegate.aggregators.distances import distances_of
 from noisegate.aggregators.median import Median
@@ -36,7 +36,7 @@ MEMORY = 2**28
 ROUNDING = 2e-6
 
 MOST = pytest.mark.parametrize(
-    ("rule", "most"),
+    ("aggregator", "most"),
     [
         (Median, lambda n: (n - 1) // 2),
         (TrimmedMean, lambda n: (n - 1) // 2),
@@ -50,12 +50,12 @@ def normal(n: int, d: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(n, d, generator=stream(seed, "uploads"))
 
 
-def view_of(uploads, believed: int | None = None, seed: int = 0, memory: int = MEMORY) -> ServerView:
+def view_of(uploads, believed: int | None = None, seed: int = 0, scratch: int = MEMORY) -> ServerView:
     n, d = uploads.shape
     rows, norms, present = receive(uploads, n, d, uploads)
     ties = torch.randperm(n, generator=stream(seed, "ties"))
     nothing = torch.zeros(d)
-    return ServerView(rows, norms, present, 1.0, believed or n, lambda normalized: nothing, ties, memory)
+    return ServerView(rows, norms, present, 1.0, believed or n, lambda normalized: nothing, ties, scratch)
 
 
 def close(ours: torch.Tensor, oracle: np.ndarray, scale: float = 1.0) -> None:
@@ -110,7 +110,7 @@ def test_mean_of_ranks_is_that_of_a_sorted_list(sort, given_rows, low, high, siz
     """As it is done for many rows, or with ranks that nobody looks at."""
     uploads, rows = given_rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "ascending_columns", lambda uploads, rows, memory: sort(uploads, rows, size))
+        patch.setattr(ranks, "ascending_columns", lambda uploads, rows, scratch: sort(uploads, rows, size))
         ours = mean_of_ranks(uploads, rows, torch.tensor(low), torch.tensor(high), MEMORY)
     close(ours, slow_mean_of_ranks(uploads, rows, low, high), scale_of(uploads))
 
@@ -120,7 +120,7 @@ def test_mean_of_ranks_is_that_of_a_sorted_list(sort, given_rows, low, high, siz
 def test_mean_of_ranks_of_few_rows_is_that_of_a_sorted_list(given_rows, low, high, size) -> None:
     uploads, rows = given_rows
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(network, "COLUMNS", size)
+        patch.setattr(sorting_network, "COLUMNS", size)
         ours = mean_of_ranks(uploads, rows, low, high, MEMORY)
     close(ours, slow_mean_of_ranks(uploads, rows, low, high), scale_of(uploads))
 
@@ -165,7 +165,7 @@ def test_mean_near_the_median_is_that_of_a_list_sorted_by_distance(sort, given_r
     count = int(rows.sum())
     keep = data.draw(st.integers(min(1, count), count))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranks, "ascending_columns", lambda uploads, rows, memory: sort(uploads, rows, size))
+        patch.setattr(ranks, "ascending_columns", lambda uploads, rows, scratch: sort(uploads, rows, size))
         number = keep if sort is marked_ascending else torch.tensor(keep)
         close(mean_near_median(uploads, rows, number, MEMORY), slow_mean_near_median(uploads, rows, keep), unit)
 
@@ -185,30 +185,30 @@ def test_of_two_equally_close_the_lower_is_kept() -> None:
 
 @pytest.mark.parametrize(("n", "d"), [(1, 1), (2, 700), (50, 3000), (401, 900)])
 def test_more_columns_than_fit_at_once(n, d) -> None:
-    """As many as the cache takes, as little memory as one column, and all in between."""
+    """As many as the cache takes, as little scratch as one column, and all in between."""
     uploads = normal(n, d)
     rows = torch.rand(n, generator=stream(1, "rows")) < 0.8
     rows[0] = True
     count = int(rows.sum())
     low, high = count // 5, count - count // 5
     assert ranks.columns_at_once(uploads, 1, 1) == 1
-    for memory in (1, 5000 * n, MEMORY):
-        ours = mean_of_ranks(uploads, rows, low, high, memory)
+    for scratch in (1, 5000 * n, MEMORY):
+        ours = mean_of_ranks(uploads, rows, low, high, scratch)
         close(ours, np.sort(uploads[rows].double().numpy(), axis=0)[low:high].mean(0))
 
 
 def test_memory_stays_near_the_cache() -> None:
     """tracemalloc sees numpy's copies, of rows that are not all marked; torch's scratch is as large as one of them."""
     uploads, rows = normal(80, 100_000), torch.arange(80) > 0
-    for memory in (MEMORY, 12 * 2**18):
+    for scratch in (MEMORY, 12 * 2**18):
         tracemalloc.start()
-        mean_of_ranks(uploads, rows, 3, 60, memory)
+        mean_of_ranks(uploads, rows, 3, 60, scratch)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert peak < 1.5 * min(memory // ranks.COPIES, ranks.NEAR)
+        assert peak < 1.5 * min(scratch // ranks.COPIES, ranks.NEAR)
 
 
-# --- rules -----------------------------------------------------------------------------------------------------------
+# --- aggregators ----------------------------------------------------------------------------------------------------
 
 
 def slow_median(rows: np.ndarray, f: int) -> np.ndarray:
@@ -244,15 +244,15 @@ def slow_bulyan(rows: np.ndarray, f: int, ties: list[int]) -> np.ndarray:
 SLOW = {Median: slow_median, TrimmedMean: slow_trimmed_mean, SignVote: slow_sign_vote}
 
 
-@pytest.mark.parametrize("rule", SLOW)
+@pytest.mark.parametrize("aggregator", SLOW)
 @given(marked_uploads(), st.integers(0, 4))
 @settings(deadline=None)
-def test_rules_are_their_loops(rule, given_rows, f) -> None:
+def test_aggregators_are_their_loops(aggregator, given_rows, f) -> None:
     """With malformed uploads among them, which do not count, and values of any size."""
     uploads, rows = given_rows
     view = view_of(torch.where(rows[:, None], uploads, torch.nan))
     n = int(view.present.sum())  # the length of a row may overflow too
-    verdict = rule(min(f, rule().most(len(rows))))(view, {})
+    verdict = aggregator(min(f, aggregator().most(len(rows))))(view, {})
     assert torch.equal(verdict.kept, view.present)
     assert bool(verdict.update.isfinite().all())
     if n == 0:
@@ -260,7 +260,7 @@ def test_rules_are_their_loops(rule, given_rows, f) -> None:
         return
     admitted = max(0, min(f, (n - 1) // 2))
     counted = view.uploads[view.present].double().numpy()
-    close(verdict.update, SLOW[rule](counted, admitted), scale_of(view.uploads))
+    close(verdict.update, SLOW[aggregator](counted, admitted), scale_of(view.uploads))
 
 
 def exact_distances(view: ServerView) -> bool:
@@ -327,40 +327,40 @@ def test_far_values_leave_no_trace() -> None:
     """What f liars send beyond all others moves no coordinate outside what the honest sent."""
     honest = normal(9, 300)
     for value in (1e3, 1e15, 1e37):
-        for rule in (Median(2), TrimmedMean(2), Bulyan(2)):
+        for aggregator in (Median(2), TrimmedMean(2), Bulyan(2)):
             lies = torch.full((2, 300), value)
             lies[1] *= -1
-            update = rule(view_of(torch.cat([honest, lies])), {}).update
-            assert bool((update >= honest.min(0).values).all()), rule
-            assert bool((update <= honest.max(0).values).all()), rule
+            update = aggregator(view_of(torch.cat([honest, lies])), {}).update
+            assert bool((update >= honest.min(0).values).all()), aggregator
+            assert bool((update <= honest.max(0).values).all()), aggregator
 
 
-@pytest.mark.parametrize("rule", [Median, TrimmedMean, Bulyan])
+@pytest.mark.parametrize("aggregator", [Median, TrimmedMean, Bulyan])
 @pytest.mark.parametrize("absent", [0, 1, 4, 12, 13])
-def test_numbers_that_nobody_looks_at_give_the_same_verdict(rule, absent, monkeypatch) -> None:
+def test_numbers_that_nobody_looks_at_give_the_same_verdict(aggregator, absent, monkeypatch) -> None:
     """The lines that a CUDA device runs, with (n, f) in tensors."""
     uploads = normal(13, 50)
     uploads[:absent] = torch.nan
     view = view_of(uploads, believed=11)
-    ours = rule()(view, {})
-    n, f = rule().counts(view)
-    monkeypatch.setattr(rule, "counts", lambda self, view: (torch.tensor(n), torch.tensor(f)))
-    monkeypatch.setattr(ranks, "ascending_columns", lambda uploads, rows, memory: everyone_ascending(uploads, rows, 7))
-    on_device = rule()(view, {})
+    ours = aggregator()(view, {})
+    n, f = aggregator().counts(view)
+    monkeypatch.setattr(aggregator, "counts", lambda self, view: (torch.tensor(n), torch.tensor(f)))
+    monkeypatch.setattr(ranks, "ascending_columns", lambda uploads, rows, scratch: everyone_ascending(uploads, rows, 7))
+    on_device = aggregator()(view, {})
     close(on_device.update, ours.update.double().numpy())
     assert torch.equal(on_device.kept, ours.kept)
     assert torch.equal(on_device.score, ours.score)
 
 
-@pytest.mark.parametrize("rule", [Median, TrimmedMean, Bulyan, SignVote])
-def test_sums_of_the_largest_numbers_do_not_overflow(rule) -> None:
-    """Rows whose length would overflow never come this far on a CPU; the rules do not rely on that."""
+@pytest.mark.parametrize("aggregator", [Median, TrimmedMean, Bulyan, SignVote])
+def test_sums_of_the_largest_numbers_do_not_overflow(aggregator) -> None:
+    """Rows whose length would overflow never come this far on a CPU; the aggregators do not rely on that."""
     for n in range(1, 40):
         for value in (LARGEST, -LARGEST):
             view = view_of(torch.ones(n, 2), believed=n - n // 5)
             view = replace(view, uploads=view.uploads * value, norms=view.norms * LARGEST / 2)
-            update = rule()(view, {}).update
-            expected = np.sign(value) / math.sqrt(2) if rule is SignVote else value
+            update = aggregator()(view, {}).update
+            expected = np.sign(value) / math.sqrt(2) if aggregator is SignVote else value
             np.testing.assert_allclose(update.double().numpy(), expected, rtol=1e-6)
 
 
@@ -398,8 +398,8 @@ def test_a_vote_has_no_weight() -> None:
 
 def test_blocks_do_not_change_a_vote() -> None:
     view = view_of(normal(9, 1000))
-    for memory in (1, 1000, 40_000):
-        assert torch.equal(SignVote()(replace(view, memory=memory), {}).update, SignVote()(view, {}).update)
+    for scratch in (1, 1000, 40_000):
+        assert torch.equal(SignVote()(replace(view, scratch=scratch), {}).update, SignVote()(view, {}).update)
 
 
 @pytest.mark.parametrize("length", [0.0, -1.0, math.inf, "long"])
@@ -412,12 +412,12 @@ def test_a_length_that_is_none_is_refused(length) -> None:
 
 
 @MOST
-def test_how_many_liars_are_admitted(rule, most) -> None:
+def test_how_many_liars_are_admitted(aggregator, most) -> None:
     for n in range(3, 30):
-        assert rule().most(n) == most(n)
-        rule(most(n)).check(n)
+        assert aggregator().most(n) == most(n)
+        aggregator(most(n)).check(n)
         with pytest.raises(SpecError, match="at most"):
-            rule(most(n) + 1).check(n)
+            aggregator(most(n) + 1).check(n)
 
 
 def test_bulyan_needs_three_workers() -> None:

@@ -13,11 +13,11 @@ from noisegate import kernels
 from noisegate.aggregators import AGGREGATORS
 from noisegate.aggregators.noise_tests import _any_outside, _edges, ks_rejects
 from noisegate.attacks import ATTACKS
-from noisegate.capacity import Room
+from noisegate.capacity import Capacity
 from noisegate.entropy import Secret, grid_of
 from noisegate.models import build_model
 from noisegate.runs.setup import Setup, SharedData, prepare
-from noisegate.simulate import Federation, Progress, Rounds, Training, abreast, start
+from noisegate.simulate import Federation, Progress, Rounds, Training, side_by_side, start
 from noisegate.simulate.federation import Active
 from noisegate.simulate.rounds import Recorded
 from noisegate.streams import stream
@@ -55,9 +55,9 @@ def examples(name: str, counts: list[int]) -> tuple[torch.Tensor, torch.Tensor, 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
 @pytest.mark.parametrize("worker", [Normalized(), Normalized(0.0), Clipped(0.5, 0.1)], ids=str)
-@pytest.mark.parametrize("with_room", [False, True])
-def test_sums_agree_with_the_cpu(name, worker, with_room) -> None:
-    """With room by our own kernels; the last place is empty then, and holds an example that must not count."""
+@pytest.mark.parametrize("with_capacity", [False, True])
+def test_sums_agree_with_the_cpu(name, worker, with_capacity) -> None:
+    """With capacity by our own kernels; the last place is empty then, and holds an example that must not count."""
     counts = [5, 0, 17, 1, 33, 8]
     module = build_model(name, SHAPES[name], 10, stream(0, "weights"))
     x, y, owner = examples(name, counts)
@@ -68,11 +68,11 @@ def test_sums_agree_with_the_cpu(name, worker, with_room) -> None:
         params, into = model.initial(), torch.ones_like(last, device=device)
         with noisegate.Compute().exact():
             sums = choose_sums(model, params, x[:4].to(device), y[:4].to(device), way="closed-form")
-            if device == "cuda" and with_room:
-                room, more = Room(99, 40, 0), torch.cat([owner, torch.tensor([6])]).cuda()
+            if device == "cuda" and with_capacity:
+                capacity, more = Capacity(99, 40, 0), torch.cat([owner, torch.tensor([6])]).cuda()
                 own = torch.cat([x, x[:1] * torch.inf]).cuda(), torch.cat([y, y[:1]]).cuda()
-                sums.add(worker, params, *own, more, last.cuda(), into, 0.5, 40, room)
-                assert bool(room.fits())
+                sums.add(worker, params, *own, more, last.cuda(), into, 0.5, 40, capacity)
+                assert bool(capacity.fits())
             else:
                 moved = [value.to(device) for value in (x, y, owner, last)]
                 sums.add(worker, params, *moved, into, 0.5)
@@ -92,9 +92,9 @@ def test_our_kernels_agree_with_their_twins(name) -> None:
     last = torch.randn(6, model.d, generator=stream(0, "last")).cuda() * 0.05
     sums, found = ClosedForm.of(model), []
     with noisegate.Compute().exact():
-        for room in (None, Room(99, 40, 0)):
+        for capacity in (None, Capacity(99, 40, 0)):
             into = torch.zeros_like(last)
-            sums.add(Normalized(), model.initial(), x, y, owner, last, into, 1.0, 40, room)
+            sums.add(Normalized(), model.initial(), x, y, owner, last, into, 1.0, 40, capacity)
             found.append(into)
     assert (found[0] - found[1]).norm(dim=1).max() <= 1e-5 * len(y)
 
@@ -105,10 +105,10 @@ def test_what_cannot_be_trusted_does_not_fit() -> None:
     x[2] = torch.inf
     sums = ClosedForm.of(model)
     for count, fits in ((2, True), (4, False)):
-        room, last = Room(9, 9, 0), torch.zeros(1, model.d, device="cuda")
+        capacity, last = Capacity(9, 9, 0), torch.zeros(1, model.d, device="cuda")
         owner = torch.zeros(count, dtype=torch.long, device="cuda")
-        sums.add(Normalized(), model.initial(), x[:count], y[:count], owner, last, last.clone(), 1.0, 9, room)
-        assert bool(room.fits()) == fits
+        sums.add(Normalized(), model.initial(), x[:count], y[:count], owner, last, last.clone(), 1.0, 9, capacity)
+        assert bool(capacity.fits()) == fits
 
 
 @pytest.mark.parametrize("sure", [500.0, 80.0, 75.0, 65.0])
@@ -120,12 +120,12 @@ def test_an_example_with_next_to_nothing_to_say_fits(worker, sure) -> None:
     params[-3:] = torch.tensor([sure, 0.0, 0.0])  # so sure of the first label that nothing is left to learn
     x, y = torch.randn(4, 6, device="cuda"), torch.tensor([0, 0, 1, 2], device="cuda")
     owner, found = torch.tensor([0, 0, 0, 1], device="cuda"), []
-    for room in (None, Room(9, 9, 0)):
+    for capacity in (None, Capacity(9, 9, 0)):
         last = torch.zeros(2, model.d, device="cuda")
         into = torch.zeros_like(last)
-        ClosedForm.of(model).add(worker, params, x, y, owner, last, into, 1.0, 9, room)
+        ClosedForm.of(model).add(worker, params, x, y, owner, last, into, 1.0, 9, capacity)
         found.append(into)
-        assert room is None or bool(room.fits())
+        assert capacity is None or bool(capacity.fits())
     assert (found[0] - found[1]).norm() < 1e-5
     assert found[0].any(1).all()
 
@@ -135,16 +135,16 @@ def test_a_run_is_the_same_run_every_time(graph) -> None:
     """Also where some rounds do not fit."""
     run = setup(rounds=20).federation
     few = run.sampling.largest_sum(len(run.byzantine), int(run.sizes.sum()), run.declared, 0.2)
-    first, *others = (played(with_less_room(run, few), graph)[0] for _ in range(4))
+    first, *others = (played(with_less_capacity(run, few), graph)[0] for _ in range(4))
     assert all(same_bytes(first, other) for other in others)
 
 
-def with_less_room(run: Federation, total: int) -> Federation:
-    """The same, with room for fewer examples."""
+def with_less_capacity(run: Federation, total: int) -> Federation:
+    """The same, with capacity for fewer examples."""
     run = replace(run)
     for active in (run.active(run.phase(0)), run._honest_active):
-        tight = partial(replace, active.room(), total=total)
-        active.__dict__["room"] = lambda tight=tight: tight(needs=[])
+        tight = partial(replace, active.capacity(), total=total)
+        active.__dict__["capacity"] = lambda tight=tight: tight(needs=[])
     return run
 
 
@@ -219,7 +219,7 @@ def pictures() -> noisegate.Dataset:
 PICTURES = pictures()
 
 
-def setup(device: str = "cuda", shared: SharedData | None = None, memory: int | None = None, **settings) -> Setup:
+def setup(device: str = "cuda", shared: SharedData | None = None, state: int | None = None, **settings) -> Setup:
     asked = {
         "model": "mlp",
         "workers": 5,
@@ -229,7 +229,7 @@ def setup(device: str = "cuda", shared: SharedData | None = None, memory: int | 
         "epsilon": 2.0,
         "aggregator": "two-stage",
     } | settings
-    return prepare(noisegate.Spec(**asked), noisegate.Compute(device, memory=memory), PICTURES, shared=shared)
+    return prepare(noisegate.Spec(**asked), noisegate.Compute(device, memory=state), PICTURES, shared=shared)
 
 
 def played(run: Federation, graph: bool = True, progress: Progress | None = None) -> tuple[Progress, Rounds]:
@@ -303,10 +303,10 @@ def test_a_secret_run_is_recorded_and_every_round_has_noise_of_its_own(aggregato
 
 
 LOOK = ("mda", "guerraoui")
-"""Rules that say that they ask the host, or have such a one inside."""
+"""Aggregators that say that they ask the host, or have such a one inside."""
 
-PAIRED = [(attack, "two-stage") for attack in ATTACKS] + [("label-flip", rule) for rule in AGGREGATORS]
-PAIRED += [("a-little-tuned", rule) for rule in ("median", "bulyan", "centered-clipping")]
+PAIRED = [(attack, "two-stage") for attack in ATTACKS] + [("label-flip", aggregator) for aggregator in AGGREGATORS]
+PAIRED += [("a-little-tuned", aggregator) for aggregator in ("median", "bulyan", "centered-clipping")]
 
 
 @pytest.mark.parametrize(("attack", "aggregator"), PAIRED)
@@ -322,11 +322,11 @@ def test_every_round_can_be_recorded_and_gives_the_bytes_of_one_that_is_not(atta
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_with_room_or_without_a_round_is_the_same(model, monkeypatch) -> None:
+def test_with_capacity_or_without_a_round_is_the_same(model, monkeypatch) -> None:
     run = setup(model=model, rounds=6).federation
     queued, _ = played(run)
     tight = replace(run)
-    monkeypatch.setattr(Active, "room", lambda self: Room(1, 1, 1))  # nothing ever fits
+    monkeypatch.setattr(Active, "capacity", lambda self: Capacity(1, 1, 1))  # nothing ever fits
     one_by_one, _ = played(tight)
     assert one_by_one.rounds == 6
     assert torch.equal(queued.reasons, one_by_one.reasons)
@@ -340,7 +340,7 @@ def test_a_round_that_does_not_fit_is_played_again_and_those_behind_it_too() -> 
     few = run.sampling.largest_sum(
         5, int(run.sizes[:5].sum()), run.declared, 0.3
     )  # too small for about three rounds in ten
-    redone, rounds = played(with_less_room(run, few))
+    redone, rounds = played(with_less_capacity(run, few))
     assert any(isinstance(found, Recorded) for found in rounds._device.graphs.values())
     assert redone.rounds == 40
     assert (redone.reasons == roomy.reasons).float().mean() > 0.95  # rounding may tip a score
@@ -362,7 +362,7 @@ def test_runs_side_by_side_give_the_bytes_of_runs_alone() -> None:
     with noisegate.Compute().exact():
         trainings = [Training(s.federation, start(s.federation), s.x_test, s.y_test, 7) for s in ready]
         while going := [training for training in trainings if not training.over]:
-            abreast(going)
+            side_by_side(going)
         for training, one in zip(trainings, alone, strict=True):
             assert same_bytes(training.settled(wait=True), one)
 
@@ -405,19 +405,19 @@ def test_parts_change_nothing(attack) -> None:
 
 
 class Asks(noisegate.Mean):
-    """A rule that asks the host."""
+    """An aggregator that asks the host."""
 
-    def __call__(self, view, memory):
+    def __call__(self, view, state):
         if float(view.norms.max()) < 0:
             raise AssertionError
-        return super().__call__(view, memory)
+        return super().__call__(view, state)
 
 
-def test_a_rule_that_asks_the_host_is_played_kernel_by_kernel() -> None:
+def test_an_aggregator_that_asks_the_host_is_played_kernel_by_kernel() -> None:
     run = setup().federation
-    asked, rounds = played(replace(run, rule=Asks()))
+    asked, rounds = played(replace(run, aggregator=Asks()))
     assert list(rounds._device.graphs.values()) == [None]
-    assert same_bytes(asked, played(replace(run, rule=noisegate.Mean()))[0])
+    assert same_bytes(asked, played(replace(run, aggregator=noisegate.Mean()))[0])
 
 
 @pytest.mark.parametrize("d", [1, 5000, 9001])
@@ -455,7 +455,7 @@ def exactly():
 @pytest.mark.parametrize("shape", JUDGED + LARGE, ids=str)
 def test_what_lies_along_the_probes(shape, kind, exactly) -> None:
     check_probed("cuda", shape, kind)
-    check_probed("cuda", shape, kind, memory=16 * shape[1] * 3)
+    check_probed("cuda", shape, kind, state=16 * shape[1] * 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -497,10 +497,10 @@ def test_weights_and_reasons(n, kind, exactly) -> None:
 
 
 def test_a_round_of_fortified_is_that_of_a_cpu(exactly) -> None:
-    def there(rule, view, memory):
+    def there(aggregator, view, state):
         moved, own = view_on("cuda", view), view.contributions().cuda()
         moved = replace(moved, contributions=lambda: own)
-        return rule(moved, {name: value.cuda() for name, value in memory.items()})
+        return aggregator(moved, {name: value.cuda() for name, value in state.items()})
 
     check_rounds(there, rounds=8)
     check_rounds(there, rounds=3, d=6000)

@@ -30,10 +30,10 @@ class Played:
         self.device, self.phase, self.interrupt, self.repeated = device, phase, None, []
 
     def replay(self, t: int) -> None:
-        device, room = self.device, self.device.run.active(self.phase).room()
+        device, capacity = self.device, self.device.run.active(self.phase).capacity()
         begin_secret(device.run, t)  # as `Recorded.replay` does
-        new, verdict = play(device.run, device.state, t, room, Generators(device.run, t))
-        device.going.logical_and_(room.fits())
+        new, verdict = play(device.run, device.state, t, capacity, Generators(device.run, t))
+        device.going.logical_and_(capacity.fits())
         device._adopt(new, verdict)
         self.repeated.append(t)
         if self.interrupt == t:
@@ -51,11 +51,11 @@ def streams_that_do_nothing(monkeypatch):
 
 
 def tightened(run: Federation, share: float) -> Federation:
-    """The same, with room for so few examples that this share of the rounds does not fit."""
+    """The same, with capacity for so few examples that this share of the rounds does not fit."""
     run = replace(run)
     active = run.active(run.phase(0))
-    usual, few = active.room(), run.sampling.largest_sum(len(active), int(active.sizes.sum()), run.declared, share)
-    active.__dict__["room"] = lambda: replace(usual, total=few, needs=[])
+    usual, few = active.capacity(), run.sampling.largest_sum(len(active), int(active.sizes.sum()), run.declared, share)
+    active.__dict__["capacity"] = lambda: replace(usual, total=few, needs=[])
     return run
 
 
@@ -89,7 +89,7 @@ def test_rounds_that_do_not_fit_are_played_again_and_those_behind_them_too(attac
 
 
 def test_secret_rounds_that_do_not_fit_draw_what_they_drew_before():
-    """A batch that is too large for the room is used as it fell: to draw another would be another mechanism."""
+    """A batch that is too large for the capacity is used as it fell: to draw another would be another mechanism."""
     secret = keyed()
     run = replace(federation(attack="label-flip", rounds=ROUNDS), secret=secret)
     _, roomy = played(run)
@@ -210,15 +210,15 @@ class Widens(noisegate.Mean):
         return replace(super().__call__(view, {}), memory=wide)
 
 
-@pytest.mark.parametrize("rule", [Grows(), Doubles(), Widens()], ids=lambda rule: type(rule).__name__)
-def test_a_rule_may_keep_what_it_likes(rule):
-    run = replace(federation(attack="none", rounds=ROUNDS), rule=rule)
+@pytest.mark.parametrize("aggregator", [Grows(), Doubles(), Widens()], ids=lambda aggregator: type(aggregator).__name__)
+def test_an_aggregator_may_keep_what_it_likes(aggregator):
+    run = replace(federation(attack="none", rounds=ROUNDS), aggregator=aggregator)
     state = first_state(run)
     for t in range(ROUNDS):
-        state, _ = play(run, state, t, run.active(run.phase(t)).room(), Generators(run, t))
+        state, _ = play(run, state, t, run.active(run.phase(t)).capacity(), Generators(run, t))
     for some in (run, tightened(run, 0.3)):
         device, progress = played(some)
         assert progress.state.memory.keys() == state.memory.keys()
         for name, value in state.memory.items():
             assert (progress.state.memory[name] - value).abs().max() < 1e-4
-        assert bool(device.graphs) == (type(rule) is not Grows)
+        assert bool(device.graphs) == (type(aggregator) is not Grows)

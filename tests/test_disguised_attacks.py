@@ -424,16 +424,16 @@ def test_the_servers_examples_do_not_matter_to_them(name, quick):
 def test_a_round_that_may_not_look_is_the_same(name, quick):
     federation = prepare(quick(attack=name), CPU).federation
     for t in range(3):
-        room = federation.active(federation.phase(t)).room()
+        capacity = federation.active(federation.phase(t)).capacity()
         plain, _ = play(federation, first_state(federation), t)
-        bound, _ = play(federation, first_state(federation), t, room)
-        assert bool(room.fits())
+        bound, _ = play(federation, first_state(federation), t, capacity)
+        assert bool(capacity.fits())
         off = (plain.uploads - bound.uploads).norm(dim=1) / plain.uploads.norm(dim=1)
         # Sums of gradients in another order; that may change the order of two coordinates that are nearly equal.
         assert float(off.max()) < 1e-3
 
 
-# Whole runs on digits, against the paper's rule as it is printed.
+# Whole runs on digits, against the paper's aggregator as it is printed.
 
 ROUNDS, TURN = 60, 0.5
 

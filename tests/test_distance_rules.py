@@ -1,4 +1,6 @@
-"""Rules that compare whole uploads: each against a slow and obvious version of itself, and against arbitrary lies."""
+"""Aggregators that compare whole uploads: each against a slow and obvious version of itself, and against arbitrary
+lies.
+"""
 
 import itertools
 import math
@@ -30,8 +32,8 @@ from noisegate.catalog import build
 from noisegate.errors import SpecError
 from noisegate.views import ServerView, receive
 
-# Everything that must survive arbitrary uploads. One line for a new rule.
-RULES = {
+# Everything that must survive arbitrary uploads. One line for a new aggregator.
+BUILDERS = {
     "krum": Krum(),
     "multi-krum": MultiKrum(),
     "mda": MDA(),
@@ -44,14 +46,14 @@ RULES = {
     "spectral-filter": SpectralFilter(bucket=1),
     "spectral-filter, buckets": SpectralFilter(),
     "nnm": NearestNeighborMixing(),
-    "nnm, krum": NearestNeighborMixing(rule=Krum()),
-    "nnm, centered-clipping": NearestNeighborMixing(rule=CenteredClipping()),
+    "nnm, krum": NearestNeighborMixing(aggregator=Krum()),
+    "nnm, centered-clipping": NearestNeighborMixing(aggregator=CenteredClipping()),
     "bucketing": Bucketing(),
-    "bucketing, krum": Bucketing(rule=Krum()),
-    "bucketing, two-stage": Bucketing(rule=TwoStage(), size=3),
-    "nnm, bucketing": NearestNeighborMixing(rule=Bucketing(rule=MDA())),
+    "bucketing, krum": Bucketing(aggregator=Krum()),
+    "bucketing, two-stage": Bucketing(aggregator=TwoStage(), size=3),
+    "nnm, bucketing": NearestNeighborMixing(aggregator=Bucketing(aggregator=MDA())),
 }
-ROBUST = {name: rule for name, rule in RULES.items() if isinstance(rule, Robust)}
+ROBUST = {name: aggregator for name, aggregator in BUILDERS.items() if isinstance(aggregator, Robust)}
 
 D, NOISE_STD = 24, 0.5
 
@@ -144,8 +146,8 @@ def test_krum_and_multi_krum_by_brute_force(n, absent):
         left = min(f, max(0, (len(there) - 3) // 2))
         scores = krum_oracle(view.uploads, there, left)
         ranked = sorted(scores, key=scores.__getitem__)
-        for rule, keep in ((Krum(), 1), (MultiKrum(), len(there) - left), (MultiKrum(keep=2), 2)):
-            verdict = rule(view, {})
+        for aggregator, keep in ((Krum(), 1), (MultiKrum(), len(there) - left), (MultiKrum(keep=2), 2)):
+            verdict = aggregator(view, {})
             assert verdict.kept.nonzero().flatten().tolist() == sorted(ranked[:keep])
             close(verdict.score[there], [scores[i] for i in there])
             close(verdict.update, view.uploads[ranked[:keep]].double().mean(0))
@@ -232,8 +234,8 @@ def test_weiszfeld_steps_without_the_coordinates(smoothing, iterations):
     point = np.zeros(D)
     for _ in range(iterations):
         point = pulled(point, uploads, smoothing)
-    rule = GeometricMedian(smoothing=smoothing, iterations=iterations, tolerance=0.0)
-    close(rule(view, {}).update, point)
+    aggregator = GeometricMedian(smoothing=smoothing, iterations=iterations, tolerance=0.0)
+    close(aggregator(view, {}).update, point)
 
 
 @pytest.mark.parametrize("liars", [0, 3, 4])
@@ -297,16 +299,16 @@ def clipped_oracle(uploads: torch.Tensor, center: torch.Tensor, radius: float, i
 @pytest.mark.parametrize("iterations", [1, 3])
 @pytest.mark.parametrize("radius", [0.01, 1.0, 100.0, None])
 def test_centered_clipping_over_three_rounds(radius, iterations):
-    rule, memory, center = CenteredClipping(radius=radius, iterations=iterations), {}, torch.zeros(D)
+    aggregator, state, center = CenteredClipping(radius=radius, iterations=iterations), {}, torch.zeros(D)
     for t in range(3):
         uploads = 0.5 + noise(9, seed=t)
         uploads[0] *= 1000
         view = view_of(with_absent(uploads, 4), seed=t)
-        verdict = rule(view, memory)
+        verdict = aggregator(view, state)
         length = NOISE_STD * math.sqrt(D) if radius is None else radius
         center = clipped_oracle(view.uploads[view.present], center, length, iterations)
         close(verdict.update, center)
-        memory = dict(verdict.memory)
+        state = dict(verdict.state)
 
 
 def test_centered_clipping_hides_nothing_in_rounding():
@@ -317,11 +319,11 @@ def test_centered_clipping_hides_nothing_in_rounding():
 
 
 def test_centered_clipping_without_uploads_has_no_update_but_remembers():
-    rule = CenteredClipping()
-    memory = dict(rule(view_of(noise(4)), {}).memory)
-    verdict = rule(view_of(torch.full((4, D), torch.nan)), memory)
+    aggregator = CenteredClipping()
+    state = dict(aggregator(view_of(noise(4)), {}).state)
+    verdict = aggregator(view_of(torch.full((4, D), torch.nan)), state)
     assert not bool(verdict.update.any())
-    assert torch.equal(verdict.memory["center"], memory["center"])
+    assert torch.equal(verdict.state["center"], state["center"])
 
 
 def test_the_default_radius_leaves_honest_uploads_whole():
@@ -399,14 +401,14 @@ def test_the_spectral_filter_from_the_covariance(bucket, absent):
     uploads = noise(n, 60)
     uploads[:2, 0] += 40.0  # two directions of their own, one after the other
     uploads[2:4, 1] -= 25.0
-    rule, view = SpectralFilter(bucket=bucket), view_of(with_absent(uploads, *absent), f)
+    aggregator, view = SpectralFilter(bucket=bucket), view_of(with_absent(uploads, *absent), f)
     order = [i for i in view.ties.tolist() if i not in absent]
     groups = [order[i : i + bucket] for i in range(0, len(order), bucket)]
     points = np.stack([view.uploads[group].double().mean(0).numpy() for group in groups])
     bound = 1.5 * NOISE_STD**2 / bucket * (math.sqrt(60) + math.sqrt(len(points))) ** 2
     weights = filter_oracle(points, bound, 2 * f)
     assert 0 < (weights == 0).sum() < len(points) / 2, "the case tests nothing"
-    verdict = rule(view, {})
+    verdict = aggregator(view, {})
     close(verdict.update, weights @ points / weights.sum(), atol=1e-4)
     for group, weight in zip(groups, weights, strict=True):
         assert verdict.score[group].tolist() == pytest.approx([weight] * len(group), abs=1e-4)
@@ -463,18 +465,18 @@ def mixed_oracle(view: ServerView, f: int) -> tuple[torch.Tensor, list[list[int]
 
 
 def recorder(calls: list, keep: int = 1):
-    """A rule that notes what it sees, and keeps the first `keep` by ties."""
+    """An aggregator that notes what it sees, and keeps the first `keep` by ties."""
 
-    def rule(view, memory):
-        calls.append((view, memory))
-        verdict = Mean()(view, memory)
+    def aggregator(view, state):
+        calls.append((view, state))
+        verdict = Mean()(view, state)
         kept = torch.zeros_like(view.present)
         kept[view.ties[:keep]] = True
         kept &= view.present
         score = torch.arange(len(kept), dtype=torch.float32) + 1
-        return replace(verdict, kept=kept, score=score, memory={"mark": torch.ones(1)})
+        return replace(verdict, kept=kept, score=score, state={"mark": torch.ones(1)})
 
-    return rule
+    return aggregator
 
 
 @pytest.mark.parametrize("absent", [(), (0, 5)])
@@ -482,18 +484,18 @@ def test_nnm_by_loop(absent):
     for seed, f in itertools.product(range(3), range(4)):
         calls: list = []
         view = view_of(with_absent(noise(10, seed=seed), *absent), f, seed)
-        rule = NearestNeighborMixing(rule=recorder(calls))
-        verdict = rule(view, {"before": torch.zeros(1)})
+        aggregator = NearestNeighborMixing(aggregator=recorder(calls))
+        verdict = aggregator(view, {"before": torch.zeros(1)})
         rows, near = mixed_oracle(view, min(f, (10 - len(absent) - 1) // 2))
-        ((seen, memory),) = calls
+        ((seen, state),) = calls
         close(seen.uploads, rows)
         close(seen.norms, rows.norm(dim=1))
         assert torch.equal(seen.present, view.present)
         assert torch.equal(seen.ties, view.ties)
         assert seen.believed_honest == 10 - f
         assert seen.noise_std == pytest.approx(NOISE_STD / math.sqrt(10 - len(absent) - f))
-        assert memory.keys() == {"before"}
-        assert verdict.memory.keys() == {"mark"}
+        assert state.keys() == {"before"}
+        assert verdict.state.keys() == {"mark"}
         first = int(view.ties[0])
         assert verdict.kept.nonzero().flatten().tolist() == sorted(near[first])
         assert verdict.score.tolist() == [0.0 if i in absent else i + 1.0 for i in range(10)]
@@ -505,18 +507,18 @@ def test_bucketing_by_loop(size, absent):
     for seed, f in itertools.product(range(3), range(3)):
         calls: list = []
         view = view_of(with_absent(noise(10, seed=seed), *absent), f, seed)
-        verdict = Bucketing(rule=recorder(calls), size=size)(view, {"before": torch.zeros(1)})
+        verdict = Bucketing(aggregator=recorder(calls), size=size)(view, {"before": torch.zeros(1)})
         order = [i for i in view.ties.tolist() if i not in absent]
         number = math.ceil(10 / size)
         groups = [order[k * size : (k + 1) * size] for k in range(number)]
-        ((seen, memory),) = calls
+        ((seen, state),) = calls
         for k, group in enumerate(groups):
             close(seen.uploads[k], view.uploads[group].double().mean(0) if group else torch.zeros(D))
         assert seen.present.tolist() == [bool(group) for group in groups]
         assert seen.believed_honest == max(1, number - f)
         assert seen.noise_std == pytest.approx(NOISE_STD / math.sqrt(size))
-        assert memory.keys() == {"before"}
-        assert verdict.memory.keys() == {"mark"}
+        assert state.keys() == {"before"}
+        assert verdict.state.keys() == {"mark"}
         assert verdict.kept.nonzero().flatten().tolist() == sorted(groups[0])
         expected = {i: k + 1.0 for k, group in enumerate(groups) for i in group}
         assert verdict.score.tolist() == [expected.get(i, 0.0) for i in range(10)]
@@ -531,21 +533,24 @@ def test_buckets_are_random_and_everyone_is_in_one():
     assert not torch.equal(member, other)
 
 
-def test_the_memory_of_the_inner_rule_lives_through_rounds():
-    rule, inner, memory, memory_too = Bucketing(rule=CenteredClipping()), CenteredClipping(), {}, {}
+def test_the_state_of_the_inner_aggregator_lives_through_rounds():
+    aggregator, inner, state, state_too = Bucketing(aggregator=CenteredClipping()), CenteredClipping(), {}, {}
     for t in range(3):
         view = view_of(noise(8, seed=t), seed=t)
         means = view.uploads[view.ties].view(4, 2, D).mean(1)
-        verdict = rule(view, memory)
-        expected = inner(view_of(means, noise_std=NOISE_STD / math.sqrt(2)), memory_too)
+        verdict = aggregator(view, state)
+        expected = inner(view_of(means, noise_std=NOISE_STD / math.sqrt(2)), state_too)
         close(verdict.update, expected.update)
-        memory, memory_too = dict(verdict.memory), dict(expected.memory)
+        state, state_too = dict(verdict.state), dict(expected.state)
 
 
-def test_f_reaches_the_inner_rule():
-    """Of 12 workers, 2 liars: what is trimmed inside tells what the inner rule reckons with."""
+def test_f_reaches_the_inner_aggregator():
+    """Of 12 workers, 2 liars: what is trimmed inside tells what the inner aggregator reckons with."""
     view = view_of(noise(12), 2)
-    for wrapper, rows in ((NearestNeighborMixing(), mixed_oracle(view, 2)[0]), (Bucketing(rule=TrimmedMean()), None)):
+    for wrapper, rows in (
+        (NearestNeighborMixing(), mixed_oracle(view, 2)[0]),
+        (Bucketing(aggregator=TrimmedMean()), None),
+    ):
         rows = view.uploads[view.ties].view(6, 2, D).mean(1) if rows is None else rows
         close(wrapper(view, {}).update, rows.sort(0).values[2:-2].mean(0))
         own = replace(wrapper, byzantine=1)(view, {}).update
@@ -553,33 +558,33 @@ def test_f_reaches_the_inner_rule():
         close(own, rows.sort(0).values[1:-1].mean(0))
 
 
-def test_wrappers_admit_what_the_inner_rule_admits():
+def test_wrappers_admit_what_the_inner_aggregator_admits():
     for n in range(1, 30):
-        assert NearestNeighborMixing(rule=Mean()).most(n) == (n - 1) // 2
-        assert NearestNeighborMixing(rule=Krum()).most(n) == (n - 3) // 2
-        assert NearestNeighborMixing(rule=SpectralFilter(bucket=1)).most(n) == (n - 1) // 3
-        assert Bucketing(rule=Mean()).most(n) == n - 1
-        assert Bucketing(rule=Krum()).most(n) == (math.ceil(n / 2) - 3) // 2
-        assert Bucketing(rule=Krum(), size=5).most(n) == (math.ceil(n / 5) - 3) // 2
+        assert NearestNeighborMixing(aggregator=Mean()).most(n) == (n - 1) // 2
+        assert NearestNeighborMixing(aggregator=Krum()).most(n) == (n - 3) // 2
+        assert NearestNeighborMixing(aggregator=SpectralFilter(bucket=1)).most(n) == (n - 1) // 3
+        assert Bucketing(aggregator=Mean()).most(n) == n - 1
+        assert Bucketing(aggregator=Krum()).most(n) == (math.ceil(n / 2) - 3) // 2
+        assert Bucketing(aggregator=Krum(), size=5).most(n) == (math.ceil(n / 5) - 3) // 2
     with pytest.raises(SpecError, match="needs"):
-        NearestNeighborMixing(rule=Krum()).check(2)
+        NearestNeighborMixing(aggregator=Krum()).check(2)
     with pytest.raises(SpecError, match="byzantine = 4"):
-        NearestNeighborMixing(byzantine=4, rule=Krum()).check(10)
+        NearestNeighborMixing(byzantine=4, aggregator=Krum()).check(10)
     with pytest.raises(SpecError, match="byzantine = 4"):
-        NearestNeighborMixing(rule=Krum(byzantine=4)).check(10)
+        NearestNeighborMixing(aggregator=Krum(byzantine=4)).check(10)
     with pytest.raises(SpecError, match="byzantine = 2"):
-        Bucketing(rule=Krum(byzantine=2)).check(10)
-    Bucketing(rule=Krum()).check(10)
-    Bucketing(rule=Mean()).check(3)
+        Bucketing(aggregator=Krum(byzantine=2)).check(10)
+    Bucketing(aggregator=Krum()).check(10)
+    Bucketing(aggregator=Mean()).check(3)
     with pytest.raises(SpecError, match="all share a bucket"):
-        Bucketing(rule=Mean(), size=3).check(3)
+        Bucketing(aggregator=Mean(), size=3).check(3)
 
 
 def test_wrappers_are_built_from_nested_requests():
     table = {"nnm": NearestNeighborMixing, "bucketing": Bucketing, "krum": Krum, "mda": MDA}
     assert build("aggregator", "nnm", table) == NearestNeighborMixing()
-    asked = {"name": "nnm", "rule": {"name": "bucketing", "size": 3, "rule": "mda"}, "byzantine": 2}
-    assert build("aggregator", asked, table) == NearestNeighborMixing(2, Bucketing(rule=MDA(), size=3))
+    asked = {"name": "nnm", "aggregator": {"name": "bucketing", "size": 3, "aggregator": "mda"}, "byzantine": 2}
+    assert build("aggregator", asked, table) == NearestNeighborMixing(2, Bucketing(aggregator=MDA(), size=3))
     with pytest.raises(SpecError, match="size = 0"):
         build("aggregator", {"name": "bucketing", "size": 0}, table)
 
@@ -587,10 +592,10 @@ def test_wrappers_are_built_from_nested_requests():
 # --- settings ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", ROBUST.values(), ids=ROBUST)
-def test_a_device_admits_as_many_liars(rule):
+@pytest.mark.parametrize("aggregator", ROBUST.values(), ids=ROBUST)
+def test_a_device_admits_as_many_liars(aggregator):
     for n in range(100):
-        assert int(rule.most(torch.tensor(n))) == rule.most(n)
+        assert int(aggregator.most(torch.tensor(n))) == aggregator.most(n)
 
 
 @pytest.mark.parametrize(
@@ -655,19 +660,19 @@ def rounds(draw, most):
     return view_of(uploads, f, seed), honest, f
 
 
-@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("aggregator", BUILDERS.values(), ids=BUILDERS)
 @given(data=st.data())
 @settings(max_examples=60, deadline=None)
-def test_no_lie_makes_an_update_infinite(rule, data):
-    view, _, _ = data.draw(rounds(rule.most if isinstance(rule, Robust) else lambda n: n - 1))
-    memory: dict = {}
+def test_no_lie_makes_an_update_infinite(aggregator, data):
+    view, _, _ = data.draw(rounds(aggregator.most if isinstance(aggregator, Robust) else lambda n: n - 1))
+    state: dict = {}
     for _ in range(2):
-        verdict = rule(view, memory)
+        verdict = aggregator(view, state)
         assert bool(verdict.update.isfinite().all())
         assert bool(verdict.score.isfinite().all())
-        assert all(bool(value.isfinite().all()) for value in verdict.memory.values())
+        assert all(bool(value.isfinite().all()) for value in verdict.state.values())
         assert not bool((verdict.kept & ~view.present).any())
-        memory = dict(verdict.memory)
+        state = dict(verdict.state)
 
 
 # How far an update may be from the mean of the honest uploads, in their diameters, for n workers and f liars.
@@ -692,26 +697,26 @@ BOUNDS = {
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_liars_cannot_move_the_update_far(name, data):
-    view, honest, f = data.draw(rounds(RULES[name].most))
+    view, honest, f = data.draw(rounds(BUILDERS[name].most))
     n, rows = len(view.uploads), view.uploads[honest].double()
     if n - f - 2 < 1:
         return  # Krum without neighbors picks anyone
     diameter = float(torch.cdist(rows, rows).max())
-    moved = float((RULES[name](view, {}).update.double() - rows.mean(0)).norm())
+    moved = float((BUILDERS[name](view, {}).update.double() - rows.mean(0)).norm())
     assert moved <= BOUNDS[name](n, f) * diameter * 1.001 + 1e-3 * float(rows.norm(dim=1).max())
 
 
 @given(data=st.data())
 @settings(max_examples=100, deadline=None)
 def test_each_liar_moves_centered_clipping_by_two_radii_over_n(data):
-    rule = CenteredClipping(radius=1.5)
-    view, honest, _ = data.draw(rounds(rule.most))
+    aggregator = CenteredClipping(radius=1.5)
+    view, honest, _ = data.draw(rounds(aggregator.most))
     innocent = view.uploads.clone()
     liars = [i for i in range(len(innocent)) if i not in honest.tolist()]
     innocent[liars] = 0.0
     innocent = replace(view, uploads=innocent, norms=innocent.norm(dim=1))
     center = noise(1, seed=9)[0]
-    updates = [rule(seen, {"center": center}).update.double() for seen in (view, innocent)]
+    updates = [aggregator(seen, {"center": center}).update.double() for seen in (view, innocent)]
     there = int(view.present.sum())
     assert float((updates[0] - updates[1]).norm()) <= 2 * 1.5 * len(liars) / max(1, there) * 1.001 + 1e-4
 
@@ -729,12 +734,12 @@ def test_fltrust_is_never_longer_than_the_servers_gradient(data):
 LOOK = {"mda", "nnm, bucketing"}  # MDA says that it does, and the second has it inside
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", BUILDERS)
 def test_a_device_decides_the_same_and_nobody_looks(name, monkeypatch):
     monkeypatch.setattr(kernels, "available", lambda: False)
-    rule, memory, memory_too = RULES[name], {}, {}
+    aggregator, state, state_too = BUILDERS[name], {}, {}
     for t in range(3):
-        # How much noise a mean has left is not told on a device if some are malformed, and this rule goes by it.
+        # How much noise a mean has left is not told on a device if some are malformed, and this aggregator goes by it.
         absent = () if name == "nnm, centered-clipping" else (3, 6)
         uploads = with_absent(0.1 + noise(14, seed=t), *absent)
         uploads[1], uploads[2], uploads[8], uploads[9] = uploads[0], 1e17, 30.0, -8.0
@@ -744,17 +749,17 @@ def test_a_device_decides_the_same_and_nobody_looks(name, monkeypatch):
         device = replace(view, auxiliary=lambda normalized, gradient=gradient: gradient, **tensors)
         if name in LOOK:
             with pytest.raises(RuntimeError, match="asks the device"), Unasked():
-                rule(device, {})
+                aggregator(device, {})
             return
-        here = rule(view, memory)
+        here = aggregator(view, state)
         with Unasked():
-            there = rule(device, memory_too)
+            there = aggregator(device, state_too)
         assert type(there.update) is OnDevice
         close(torch.Tensor(there.update), here.update)
         close(torch.Tensor(there.score), here.score)
         assert torch.equal(there.kept, here.kept)
         assert torch.equal(there.reason, here.reason)
-        memory, memory_too = dict(here.memory), dict(there.memory)
+        state, state_too = dict(here.state), dict(there.state)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
@@ -874,5 +879,5 @@ def test_coverable_by_brute_force(seed):
 @pytest.mark.parametrize("malformed", [0, 1, 2, 4])
 def test_mixed_noise_still_passes_for_noise_when_some_are_malformed(malformed):
     uploads = with_absent(noise(20, 3000, std=0.5), *range(malformed))
-    verdict = NearestNeighborMixing(rule=TwoStage(stages=1))(view_of(uploads, 6, noise_std=0.5), {})
+    verdict = NearestNeighborMixing(aggregator=TwoStage(stages=1))(view_of(uploads, 6, noise_std=0.5), {})
     assert int(verdict.kept.sum()) == 20 - malformed

@@ -74,12 +74,12 @@ def doubts_by_loops(off, error, spread, noise, passed, ties) -> list[float]:
     near = [j for j in near if passed[j]]
     found = [0.0] * n
     for k in range(K):
-        room = 2 * (float(error[k]) + (0.1 * float(spread[k])) ** 2 + float(noise[k]))
+        capacity = 2 * (float(error[k]) + (0.1 * float(spread[k])) ** 2 + float(noise[k]))
         by_chance = 2 * 2.0**2 * float(noise[k])
         for i in range(n):
-            least = y[i][k] ** 2 / room
+            least = y[i][k] ** 2 / capacity
             for j in near:
-                least = min(least, y[j][k] ** 2 / room + (y[i][k] - y[j][k]) ** 2 / by_chance)
+                least = min(least, y[j][k] ** 2 / capacity + (y[i][k] - y[j][k]) ** 2 / by_chance)
             found[i] = max(found[i], least)
     best = min((found[i] for i in range(n) if passed[i]), default=math.inf)
     return [min(4.0, max(0.0, each - best)) for each in found]

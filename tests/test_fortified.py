@@ -56,7 +56,7 @@ def normal(*shape: int, seed: int = 1, name: str = "normal") -> torch.Tensor:
 # --- lengths -------------------------------------------------------------------------------------------------------
 
 NODES = np.linspace(-9, 9, 301)
-"""Of the integral over a standard normal variable, by the trapezoidal rule, which is exact to 1e-9 for it."""
+"""Of the integral over a standard normal variable, by the trapezoidal aggregator, which is exact to 1e-9 for it."""
 
 
 def shares_outside(low: float, high: float, d: int, s: float, signal: float) -> tuple[float, float]:
@@ -578,7 +578,7 @@ def test_what_several_say_together_is_no_longer_than_what_so_many_would_say_alon
 
 @PROPERTY
 @given(any_uploads(), st.floats(0.0, 0.6))
-def test_with_the_weights_of_the_rule_only_what_honest_uploads_may_share_adds_to_that(case, share):
+def test_with_the_weights_of_the_aggregator_only_what_honest_uploads_may_share_adds_to_that(case, share):
     """Products up to the limit are not counted: they add limit (sum w)^2 at most, less what each has with itself."""
     uploads, odds = torch.tensor(case[0]), torch.tensor(case[1])
     longest, n = longest_of(uploads), len(uploads)
@@ -897,7 +897,7 @@ def test_agreement_hoped_for_is_what_fresh_examples_have():
     assert mean(untold) < mean(had) - margin
 
 
-# --- the rule ------------------------------------------------------------------------------------------------------
+# --- the aggregator -------------------------------------------------------------------------------------------------
 
 N, D, S, BATCH, AUXILIARY = 10, 700, 0.15, 16, 20
 
@@ -933,12 +933,12 @@ class World:
         return ServerView(rows, norms, present, S, believed, lambda normalized: own.mean(0), ties, **known)
 
 
-def played(world: World, rounds: int, rule: Fortified | None = None) -> tuple[list[ServerView], list[Verdict]]:
-    rule, memory, views, verdicts = rule or Fortified(), {}, [], []
+def played(world: World, rounds: int, aggregator: Fortified | None = None) -> tuple[list[ServerView], list[Verdict]]:
+    aggregator, state, views, verdicts = aggregator or Fortified(), {}, [], []
     for _ in range(rounds):
         views.append(world.view())
-        verdicts.append(rule(views[-1], memory))
-        memory = verdicts[-1].memory
+        verdicts.append(aggregator(views[-1], state))
+        state = verdicts[-1].state
     return views, verdicts
 
 
@@ -949,24 +949,24 @@ def test_what_it_remembers_of_updates_and_uploads_by_loops():
     past = np.zeros((N, D))
     limit = math.log(2 * PROBES * len(evidence.SIZES) / 2.5e-4)
     for t in range(rounds):
-        memory = verdicts[t].memory
+        state = verdicts[t].state
         if t >= 1:  # the update before this one, and what was sent with it if it passed the first tests
             for i, speed in enumerate((0.3, 0.05, 0.01)):
                 ways[i] += speed * (verdicts[t - 1].update.double().numpy() - ways[i])
-            counted = verdicts[t - 1].memory["counted"]
+            counted = verdicts[t - 1].state["counted"]
             for i in range(N):
                 if counted[i]:
                     past[i] += 0.02 * (views[t - 1].uploads[i].double().numpy() / UNIT - past[i])
-        np.testing.assert_allclose(memory["ways"].numpy(), ways, atol=1e-6)
+        np.testing.assert_allclose(state["ways"].numpy(), ways, atol=1e-6)
         # Half precision rounds by 2^-12 of a value at most, and of each rounding 0.98 is left a round later.
-        assert np.abs(memory["past"].double().numpy() - past).max() <= 2**-12 * max(1e-3, np.abs(past).max()) / 0.02
-        assert torch.equal(memory["step"], verdicts[t].update)
+        assert np.abs(state["past"].double().numpy() - past).max() <= 2**-12 * max(1e-3, np.abs(past).max()) / 0.02
+        assert torch.equal(state["step"], verdicts[t].update)
         passed = ~torch.isin(verdicts[t].reason, torch.tensor([Reason.NORM, Reason.DISTRIBUTION, Reason.MALFORMED]))
-        assert torch.equal(memory["counted"], passed)
-        assert memory["clear"].tolist() == [each <= limit for each in memory["evidence"].flatten(1).amax(1).tolist()]
-        weights = [float(verdict.memory["heaviest"][0]) for verdict in verdicts[max(0, t - 1) : t + 1]]
-        assert memory["heaviest"].tolist() == ([weights[0], 0.0] if t == 0 else weights[::-1])
-    assert memory["past"].dtype == torch.float16
+        assert torch.equal(state["counted"], passed)
+        assert state["clear"].tolist() == [each <= limit for each in state["evidence"].flatten(1).amax(1).tolist()]
+        weights = [float(verdict.state["heaviest"][0]) for verdict in verdicts[max(0, t - 1) : t + 1]]
+        assert state["heaviest"].tolist() == ([weights[0], 0.0] if t == 0 else weights[::-1])
+    assert state["past"].dtype == torch.float16
     assert np.abs(past).max() > 0.3, "uploads add up to something"
 
 
@@ -999,11 +999,11 @@ def test_what_momentum_does_by_loops(length, s, largest):
     assert float(found.signals) == pytest.approx(mean(float(row @ row) for row in own), rel=1e-4)
 
 
-def outside_by_loops(view: ServerView, memory: dict) -> np.ndarray:
+def outside_by_loops(view: ServerView, state: dict) -> np.ndarray:
     """(n, 12) in float64: above and below what is expected along each of the six directions, as the docstrings say."""
     own = view.contributions().double().numpy()
     uploads = view.uploads.double().numpy()
-    old = {key: value.double().numpy() for key, value in memory.items()}
+    old = {key: value.double().numpy() for key, value in state.items()}
 
     def bounds(direction: np.ndarray, lean: float) -> tuple[float, float, float]:
         center, spread, square = moments([float(row @ direction) for row in own])
@@ -1039,33 +1039,33 @@ def outside_by_loops(view: ServerView, memory: dict) -> np.ndarray:
 
 
 def test_evidence_along_all_directions_by_loops():
-    world, memory, sizes = World(), {}, np.array(evidence.SIZES)
+    world, state, sizes = World(), {}, np.array(evidence.SIZES)
     for t in range(8):
         view = world.view()
-        verdict = Fortified()(view, memory)
+        verdict = Fortified()(view, state)
         if t >= 3:  # by then every direction is something
-            assert all(memory[key].any() for key in ("ways", "rift", "past"))
-            steps = outside_by_loops(view, memory)[:, :, None] * sizes - sizes**2 / 2
-            wanted = np.maximum(0.0, memory["evidence"].double().numpy() + steps)
-            wanted = np.where(verdict.memory["counted"].numpy()[:, None, None], wanted, memory["evidence"].numpy())
-            np.testing.assert_allclose(verdict.memory["evidence"].numpy(), wanted, atol=2e-3)
-        memory = verdict.memory
+            assert all(state[key].any() for key in ("ways", "rift", "past"))
+            steps = outside_by_loops(view, state)[:, :, None] * sizes - sizes**2 / 2
+            wanted = np.maximum(0.0, state["evidence"].double().numpy() + steps)
+            wanted = np.where(verdict.state["counted"].numpy()[:, None, None], wanted, state["evidence"].numpy())
+            np.testing.assert_allclose(verdict.state["evidence"].numpy(), wanted, atol=2e-3)
+        state = verdict.state
     assert wanted.max() > 0.1
 
 
 def test_the_rift_by_a_loop():
     """The covariance of the pasts, of those who are not suspected, times the direction before."""
     world = World()
-    memory = dict(played(world, 6)[1][-1].memory)
-    memory["clear"] = memory["clear"].clone()
-    memory["clear"][2] = False
-    memory["counted"] = memory["counted"].clone()
-    memory["counted"][7] = False
-    found = Fortified()(world.view(), memory).memory["rift"].double().numpy()[0]
+    state = dict(played(world, 6)[1][-1].state)
+    state["clear"] = state["clear"].clone()
+    state["clear"][2] = False
+    state["counted"] = state["counted"].clone()
+    state["counted"][7] = False
+    found = Fortified()(world.view(), state).state["rift"].double().numpy()[0]
     clear = [i for i in range(N) if i not in (2, 7)]
-    past = memory["past"].double().numpy()[clear]
+    past = state["past"].double().numpy()[clear]
     apart = past - past.mean(0)
-    wanted = sum(float(row @ memory["rift"].double().numpy()[0]) * row for row in apart)
+    wanted = sum(float(row @ state["rift"].double().numpy()[0]) * row for row in apart)
     np.testing.assert_allclose(found, wanted / np.linalg.norm(wanted), atol=1e-4)
 
 
@@ -1077,28 +1077,28 @@ def test_the_rift_is_soon_where_liars_and_honest_workers_differ():
     world = World()
     apart = functional.normalize(normal(D, name="apart"), dim=0)
     sides = torch.where(torch.arange(N) < N // 2, 1.0, -1.0)[:, None]
-    memory, found = {}, []
+    state, found = {}, []
     for _ in range(29):
         view = world.view(world.uploads() + 0.3 * sides * apart)
-        memory = Fortified(refused=0.001)(view, memory).memory
-        found.append(abs(float(memory["rift"][0] @ apart)))
+        state = Fortified(refused=0.001)(view, state).state
+        found.append(abs(float(state["rift"][0] @ apart)))
     assert found[2] < 0.3
     assert found[-1] > 0.6
-    assert float(memory["rift"].norm()) == pytest.approx(1.0, abs=1e-5)
-    together = functional.normalize(memory["past"].float().mean(0), dim=0)
+    assert float(state["rift"].norm()) == pytest.approx(1.0, abs=1e-5)
+    together = functional.normalize(state["past"].float().mean(0), dim=0)
     assert abs(float(together @ apart)) < 0.3
 
 
-def common_by_loops(view: ServerView, memory: dict) -> list[np.ndarray]:
+def common_by_loops(view: ServerView, state: dict) -> list[np.ndarray]:
     """The averages of past updates and the rift, as unit vectors: directions that are the same for all."""
-    rows = [*memory["ways"].double().numpy(), memory["rift"].double().numpy()[0]]
+    rows = [*state["ways"].double().numpy(), state["rift"].double().numpy()[0]]
     return [row / max(float(np.linalg.norm(row)), 1e-30) for row in rows]
 
 
-def off_by_loops(view: ServerView, memory: dict, counted: list[bool]) -> torch.Tensor:
+def off_by_loops(view: ServerView, state: dict, counted: list[bool]) -> torch.Tensor:
     """(N, 4) how far everyone lies off the server's examples, on average over the rounds so far."""
-    own, off = view.contributions().double().numpy(), memory["off"].double().clone()
-    for k, way in enumerate(common_by_loops(view, memory)):
+    own, off = view.contributions().double().numpy(), state["off"].double().clone()
+    for k, way in enumerate(common_by_loops(view, state)):
         center = mean(float(row @ way) for row in own)
         for i in range(N):
             if counted[i]:
@@ -1106,10 +1106,10 @@ def off_by_loops(view: ServerView, memory: dict, counted: list[bool]) -> torch.T
     return off
 
 
-def doubt_in_round(view: ServerView, memory: dict, off: torch.Tensor, passed: list[bool]) -> list[float]:
+def doubt_in_round(view: ServerView, state: dict, off: torch.Tensor, passed: list[bool]) -> list[float]:
     """Of everyone, from the position that it has now."""
     own = view.contributions().double().numpy()
-    along = [[float(row @ way) for row in own] for way in common_by_loops(view, memory)]
+    along = [[float(row @ way) for row in own] for way in common_by_loops(view, state)]
     error = error_by_loops(torch.tensor(along).T, view.strata)
     spread = [moments(values)[1] for values in along]
     noise = [(moments(values)[2] / BATCH + lean_by_loops(own, S)[1]) * 0.02 / 1.98 for values in along]
@@ -1121,27 +1121,27 @@ def doubt_in_round(view: ServerView, memory: dict, off: torch.Tensor, passed: li
 def test_the_update_is_the_mean_by_the_odds(believed, strata):
     """Over the doubt that is left, and what several say counted once: one leans on another."""
     world = World()
-    memory = {**played(world, 4)[1][-1].memory}
-    memory["trust"] = torch.linspace(-7.0, 5.0, N)  # some too little to be used
-    memory["off"] = torch.linspace(0.0, 0.25, N).roll(3)[:, None] * torch.tensor([1.0, 0.2, 0.0, -0.5])
+    state = {**played(world, 4)[1][-1].state}
+    state["trust"] = torch.linspace(-7.0, 5.0, N)  # some too little to be used
+    state["off"] = torch.linspace(0.0, 0.25, N).roll(3)[:, None] * torch.tensor([1.0, 0.2, 0.0, -0.5])
     _, high = honest_lengths(D, S, BATCH, 1.0, 2.5e-4)
     left, doubted, leaned = 0, 0.0, 0.0
     for _ in range(3):
         uploads = world.uploads()
         uploads[6] = 0.42 * uploads[8] + (1 - 0.42**2) ** 0.5 * uploads[6]
-        before, view = memory, replace(world.view(uploads, believed), strata=strata)
-        verdict = Fortified()(view, memory)
-        memory, left = verdict.memory, left + int((verdict.reason == Reason.SCORE).sum())
+        before, view = state, replace(world.view(uploads, believed), strata=strata)
+        verdict = Fortified()(view, state)
+        state, left = verdict.state, left + int((verdict.reason == Reason.SCORE).sum())
         signals = torch.tensor(mean(float(row @ row) for row in view.contributions().double()))
         limit = float(independence.largest_product(S, high, signals, 2.5e-4, N - 1))
         passed = [reason not in TESTS for reason in verdict.reason.tolist()]
         others = others_by_loops(view.uploads, limit, high, [i for i in range(N) if passed[i]])
-        off = off_by_loops(view, before, memory["counted"].tolist())
-        torch.testing.assert_close(memory["off"].double(), off, atol=1e-5, rtol=1e-4)
+        off = off_by_loops(view, before, state["counted"].tolist())
+        torch.testing.assert_close(state["off"].double(), off, atol=1e-5, rtol=1e-4)
         doubt = doubt_in_round(view, before, off, passed)
         odds = []
         for i in range(N):
-            ratios = [math.exp(each) for each in memory["evidence"][i].flatten().tolist()]
+            ratios = [math.exp(each) for each in state["evidence"][i].flatten().tolist()]
             score = float(before["trust"][i]) - math.log(sum(ratios) / len(ratios))  # as it was before the round
             assert float(verdict.score[i]) == pytest.approx(score - doubt[i], abs=2e-3)
             ratio = math.exp(score) * (believed / (N + 1)) / (1 - believed / (N + 1))
@@ -1152,7 +1152,7 @@ def test_the_update_is_the_mean_by_the_odds(believed, strata):
         wanted = sum(odds[i] / total * view.uploads[i].double() for i in range(N) if kept[i])
         torch.testing.assert_close(verdict.update.double(), wanted, atol=1e-4, rtol=1e-3)
         heaviest = max(odds[i] / total for i in range(N) if kept[i])
-        assert float(memory["heaviest"][0]) == pytest.approx(heaviest, rel=1e-3)
+        assert float(state["heaviest"][0]) == pytest.approx(heaviest, rel=1e-3)
         doubted, leaned = max(doubted, *doubt), max(leaned, *others)
     assert left > 0
     assert doubted > 1
@@ -1163,16 +1163,16 @@ def test_the_update_is_the_mean_by_the_odds(believed, strata):
 def test_a_worker_is_refused_just_where_the_evidence_of_all_bounds_and_sizes_has_its_share_of_the_chance(refused):
     """A fourth of it, over 6 directions, either side of each, and 5 sizes."""
     world, limit = World(), math.log(6 * 2 * 5 / (refused / 1000 / 4))
-    memory = dict(played(world, 5)[1][-1].memory)
-    view, memory["evidence"] = world.view(), torch.zeros_like(memory["evidence"])
-    memory["evidence"][3, 2, 0] = 5.0
-    first = Fortified(refused)(view, memory).memory["evidence"][3, 2, 0]
+    state = dict(played(world, 5)[1][-1].state)
+    view, state["evidence"] = world.view(), torch.zeros_like(state["evidence"])
+    state["evidence"][3, 2, 0] = 5.0
+    first = Fortified(refused)(view, state).state["evidence"][3, 2, 0]
     for beyond in (-0.01, 0.01):
-        memory["evidence"][3, 2, 0] = 5.0 + limit + beyond - first
-        verdict = Fortified(refused)(view, memory)
-        assert float(verdict.memory["evidence"][3, 2, 0]) == pytest.approx(limit + beyond, abs=1e-3)
+        state["evidence"][3, 2, 0] = 5.0 + limit + beyond - first
+        verdict = Fortified(refused)(view, state)
+        assert float(verdict.state["evidence"][3, 2, 0]) == pytest.approx(limit + beyond, abs=1e-3)
         assert (verdict.reason[3] == Reason.EVIDENCE) == (beyond > 0)
-        assert bool(verdict.memory["clear"][3]) == (beyond < 0)
+        assert bool(verdict.state["clear"][3]) == (beyond < 0)
 
 
 def test_what_two_honest_uploads_may_share_is_told_by_the_servers_examples(monkeypatch):
@@ -1205,11 +1205,11 @@ def test_the_reason_is_the_first_test_that_an_upload_did_not_pass():
 def test_whoever_is_doubted_most_among_equals_is_left_out_but_not_accused():
     """A factor of 55 is just beyond what is too little to be used."""
     world = World()
-    memory = dict(played(world, 5)[1][-1].memory)
-    memory["trust"], memory["evidence"] = torch.zeros(N), torch.zeros_like(memory["evidence"])
-    memory["off"] = torch.zeros_like(memory["off"])
-    memory["off"][3] = 5.0
-    verdict = Fortified()(world.view(), memory)
+    state = dict(played(world, 5)[1][-1].state)
+    state["trust"], state["evidence"] = torch.zeros(N), torch.zeros_like(state["evidence"])
+    state["off"] = torch.zeros_like(state["off"])
+    state["off"][3] = 5.0
+    verdict = Fortified()(world.view(), state)
     assert verdict.reason[3] == Reason.SCORE
     assert int(verdict.kept.sum()) == N - 1
 
@@ -1223,17 +1223,17 @@ def first_rounds(d: int, s: float, signal: float, seed: int, rounds: int = 6) ->
         across = functional.normalize(torch.randn(count, d, generator=rng), dim=1)
         return 0.9 * (signal * direction + (1 - signal**2) ** 0.5 * across)
 
-    own, memory, last, reasons, against = examples(AUXILIARY), {}, torch.zeros(n, d), [], []
+    own, state, last, reasons, against = examples(AUXILIARY), {}, torch.zeros(n, d), [], []
     for _ in range(rounds):
         sizes = torch.poisson(torch.full((n,), float(BATCH)), generator=rng).int().tolist()
         sums = torch.stack([examples(size).sum(0) / BATCH for size in sizes])
         sent = receive(sums + s * torch.randn(n, d, generator=rng), n, d, torch.zeros(d))
         known = {"batch": BATCH, "largest": 1.0, "contributions": lambda: own, "last": last}
         view = ServerView(*sent, s, 10, lambda normalized: own.mean(0), torch.arange(n), **known)
-        verdict = Fortified()(view, memory)
-        memory, last = verdict.memory, sent[0]
+        verdict = Fortified()(view, state)
+        state, last = verdict.state, sent[0]
         reasons.append(verdict.reason)
-        against.append(evidence.largest(memory["evidence"]))
+        against.append(evidence.largest(state["evidence"]))
     return torch.stack(reasons), torch.stack(against)
 
 
@@ -1271,7 +1271,7 @@ def test_trust_is_earned_slowly_and_only_to_a_limit():
     assert torch.equal(absurd, at_best)
     assert float(at_best) < judged.MOST_TRUST / 2
     _, verdicts = played(World(signal=0.9), 30)
-    trust = torch.stack([verdict.memory["trust"] for verdict in verdicts])
+    trust = torch.stack([verdict.state["trust"] for verdict in verdicts])
     assert float(trust.max()) == judged.MOST_TRUST
     assert (trust[-1] == judged.MOST_TRUST).all()
 
@@ -1317,10 +1317,10 @@ def test_no_more_agreement_is_looked_for_than_the_best_workers_showed(promising,
         below += shown < hoped(own, 1)
         along = view.uploads.double() @ functional.normalize(own.mean(0), dim=0).double()
         torch.testing.assert_close(agreement.double(), along, atol=1e-5, rtol=1e-4)
-        agreed = torch.where(verdict.memory["counted"], agreed + 0.01 * (along - agreed), agreed)
-        heard = verdict.memory["counted"] & verdict.memory["clear"]
-        torch.testing.assert_close(verdict.memory["agreed"].double(), agreed, atol=1e-5, rtol=1e-4)
-        assert float(verdict.memory["aged"]) == pytest.approx(1 - 0.99 ** (t + 1), rel=1e-4)
+        agreed = torch.where(verdict.state["counted"], agreed + 0.01 * (along - agreed), agreed)
+        heard = verdict.state["counted"] & verdict.state["clear"]
+        torch.testing.assert_close(verdict.state["agreed"].double(), agreed, atol=1e-5, rtol=1e-4)
+        assert float(verdict.state["aged"]) == pytest.approx(1 - 0.99 ** (t + 1), rel=1e-4)
     assert below > 60 if promising else below < 20
 
 
@@ -1331,7 +1331,7 @@ def test_examples_that_promise_too_much_leave_honest_workers_their_weight(seed, 
         if not bounded:  # as it would be if the server's examples were believed
             monkeypatch.setattr(judged, "_best", lambda known, believed: torch.tensor(torch.inf))
         world = Promising(seed=seed, signal=0.0)
-        heaviest[bounded] = max(float(verdict.memory["heaviest"][0]) for verdict in played(world, 250)[1][100:])
+        heaviest[bounded] = max(float(verdict.state["heaviest"][0]) for verdict in played(world, 250)[1][100:])
     assert heaviest[True] < 0.25
     assert heaviest[False] > 0.5
 
@@ -1355,32 +1355,32 @@ def test_who_is_refused_does_not_say_how_far_honest_workers_agree(until):
     world.until = until
     _, verdicts = played(world, 250)
     assert sum(not bool(verdict.kept[3]) for verdict in verdicts) > 240
-    assert max(float(verdict.memory["heaviest"][0]) for verdict in verdicts[100:]) < 0.35
+    assert max(float(verdict.state["heaviest"][0]) for verdict in verdicts[100:]) < 0.35
 
 
-def test_a_memory_of_another_version_is_refused():
-    memory = dict(played(World(), 2)[1][-1].memory)
-    del memory["agreed"]
+def test_a_state_of_another_version_is_refused():
+    state = dict(played(World(), 2)[1][-1].state)
+    del state["agreed"]
     with pytest.raises(StoreError, match="another version"):
-        Fortified()(World().view(), memory)
+        Fortified()(World().view(), state)
 
 
 @pytest.mark.parametrize("kind", ["evidence", "length", "distribution", "copy"])
 def test_trust_never_outweighs_a_test(kind):
     world = World()
-    memory = dict(played(world, 5)[1][-1].memory)
-    memory["trust"] = torch.full((N,), judged.MOST_TRUST)
+    state = dict(played(world, 5)[1][-1].state)
+    state["trust"] = torch.full((N,), judged.MOST_TRUST)
     uploads = world.uploads()
     if kind == "evidence":
-        memory["evidence"] = memory["evidence"].clone()
-        memory["evidence"][3, 0, 0] = 40.0
+        state["evidence"] = state["evidence"].clone()
+        state["evidence"][3, 0, 0] = 40.0
     elif kind == "length":
         uploads[3] *= 1.4
     elif kind == "distribution":
         uploads[3] = uploads[3].norm() / D**0.5 * uploads[3].sign()
     else:
         uploads[3] = uploads[4]
-    verdict = Fortified()(world.view(uploads), memory)
+    verdict = Fortified()(world.view(uploads), state)
     wanted = {
         "evidence": Reason.EVIDENCE,
         "length": Reason.NORM,
@@ -1392,14 +1392,14 @@ def test_trust_never_outweighs_a_test(kind):
     assert int((verdict.reason == Reason.KEPT).sum()) == N - 1
 
 
-def poisoned(memory: dict, world_seed: int, rows: dict[int, torch.Tensor]) -> tuple[Verdict, Verdict]:
+def poisoned(state: dict, world_seed: int, rows: dict[int, torch.Tensor]) -> tuple[Verdict, Verdict]:
     """This round and an honest one after it, from the same past, if some send these."""
     world = World(world_seed)
     uploads = world.uploads()
     for i, row in rows.items():
         uploads[i] = row
-    first = Fortified()(world.view(uploads), memory)
-    return first, Fortified()(world.view(), first.memory)
+    first = Fortified()(world.view(uploads), state)
+    return first, Fortified()(world.view(), first.state)
 
 
 POISON = {
@@ -1416,57 +1416,57 @@ POISON = {
 
 @pytest.mark.parametrize("name", POISON)
 def test_nothing_of_a_refused_upload_is_in_the_update_or_remembered(name):
-    memory = played(World(), 5)[1][-1].memory
-    zeros, poison = (poisoned(memory, 2, {1: row, 7: row}) for row in (torch.zeros(D), POISON[name]))
+    state = played(World(), 5)[1][-1].state
+    zeros, poison = (poisoned(state, 2, {1: row, 7: row}) for row in (torch.zeros(D), POISON[name]))
     others = torch.ones(N, dtype=torch.bool)
     others[[1, 7]] = False
     for plain, bad in zip(zeros, poison, strict=True):
         assert bad.update.isfinite().all()
         assert torch.equal(bad.update, plain.update)
         assert torch.equal(bad.reason[others], plain.reason[others])
-        assert set(bad.memory) == set(Known._fields)
-        for key in bad.memory:
-            assert torch.equal(bad.memory[key], plain.memory[key]), key
+        assert set(bad.state) == set(Known._fields)
+        for key in bad.state:
+            assert torch.equal(bad.state[key], plain.state[key]), key
     assert not poison[0].kept[[1, 7]].any()
     for key in ("evidence", "trust", "off"):
-        assert torch.equal(poison[0].memory[key][[1, 7]], memory[key][[1, 7]]), "it says nothing, for or against"
+        assert torch.equal(poison[0].state[key][[1, 7]], state[key][[1, 7]]), "it says nothing, for or against"
 
 
 def test_what_a_worker_under_suspicion_sends_does_not_matter():
-    memory = dict(played(World(), 5)[1][-1].memory)
-    memory["evidence"] = memory["evidence"].clone()
-    memory["evidence"][4] = 1000.0
-    one, other = (poisoned(memory, 2, {4: S * normal(D, seed=seed, name="suspect")})[0] for seed in (1, 2))
+    state = dict(played(World(), 5)[1][-1].state)
+    state["evidence"] = state["evidence"].clone()
+    state["evidence"][4] = 1000.0
+    one, other = (poisoned(state, 2, {4: S * normal(D, seed=seed, name="suspect")})[0] for seed in (1, 2))
     assert one.reason[4] == other.reason[4] == Reason.EVIDENCE
     assert torch.equal(one.update, other.update)
-    assert torch.equal(one.memory["ways"], other.memory["ways"])
+    assert torch.equal(one.state["ways"], other.state["ways"])
 
 
 def test_it_answers_with_tensors_of_its_own():
-    world, memory = World(), {}
+    world, state = World(), {}
     for _ in range(3):
         view = world.view()
-        handed = [*memory.values(), view.uploads, view.norms, view.present, view.ties, view.last, view.contributions()]
+        handed = [*state.values(), view.uploads, view.norms, view.present, view.ties, view.last, view.contributions()]
         before = [tensor.clone() for tensor in handed]
-        verdict = Fortified()(view, memory)
-        memory = dict(verdict.memory)
+        verdict = Fortified()(view, state)
+        state = dict(verdict.state)
         assert all(torch.equal(*pair) for pair in zip(handed, before, strict=True))
         places = {tensor.untyped_storage().data_ptr() for tensor in handed}
-        answered = [*memory.values(), verdict.update, verdict.kept, verdict.reason, verdict.score]
+        answered = [*state.values(), verdict.update, verdict.kept, verdict.reason, verdict.score]
         assert not places & {tensor.untyped_storage().data_ptr() for tensor in answered}
 
 
-def test_memory_saved_and_loaded_gives_the_same_bytes():
+def test_state_saved_and_loaded_gives_the_same_bytes():
     world = World()
-    memory = played(world, 4)[1][-1].memory
-    assert {value.dtype for value in memory.values()} == {torch.float32, torch.float16, torch.bool}
+    state = played(world, 4)[1][-1].state
+    assert {value.dtype for value in state.values()} == {torch.float32, torch.float16, torch.bool}
     file = io.BytesIO()
-    torch.save(dict(memory), file)
+    torch.save(dict(state), file)
     file.seek(0)
     loaded, view = torch.load(file, weights_only=True), world.view()
-    one, other = Fortified()(view, memory), Fortified()(view, loaded)
+    one, other = Fortified()(view, state), Fortified()(view, loaded)
     assert torch.equal(one.update, other.update)
-    assert all(torch.equal(one.memory[key], other.memory[key]) for key in one.memory)
+    assert all(torch.equal(one.state[key], other.state[key]) for key in one.state)
 
 
 def test_without_noise_and_without_a_last_round_it_still_answers():
@@ -1511,7 +1511,7 @@ def test_one_example_is_too_few():
 @pytest.mark.parametrize("wrapper", ["bucketing", "nnm"])
 def test_what_mixes_uploads_cannot_stand_before_it(wrapper, quick):
     with pytest.raises(SpecError, match="follows each worker") as refusal:
-        run(quick(aggregator={"name": wrapper, "rule": "fortified"}))
+        run(quick(aggregator={"name": wrapper, "aggregator": "fortified"}))
     assert "\n" not in str(refusal.value)
 
 
@@ -1528,13 +1528,13 @@ def test_uploads_that_are_no_noise_are_refused(quick):
 def test_a_round_tells_what_everyone_sent_last_and_what_the_servers_examples_would_add(quick):
     seen = []
 
-    def spy(view: ServerView, memory) -> Verdict:
+    def spy(view: ServerView, state) -> Verdict:
         kept = {name: getattr(view, name).clone() for name in ("uploads", "last")}
         seen.append(replace(view, contributions=view.contributions().clone, **kept))
-        return Fortified()(view, memory)
+        return Fortified()(view, state)
 
     setup = prepare(quick(attack="nan", auxiliary=3), CPU)
-    federation = replace(setup.federation, rule=spy)
+    federation = replace(setup.federation, aggregator=spy)
     state = first_state(federation)
     for t in range(3):
         wanted = contributions_of(
@@ -1574,22 +1574,22 @@ def test_strata_are_classes_with_as_many_examples_one_after_the_other(quick, lab
 
 def test_an_adversary_tries_it_with_examples_of_its_own(quick):
     """What its `judge` knows of the server's examples are surrogates, of no classes, since they may be uneven; and
-    the memory is that of a first round.
+    the state is that of a first round.
     """
     seen = []
 
-    def spy(view: ServerView, memory) -> Verdict:
-        seen.append((view.strata, view.contributions(), dict(memory)))
-        return Fortified()(view, memory)
+    def spy(view: ServerView, state) -> Verdict:
+        seen.append((view.strata, view.contributions(), dict(state)))
+        return Fortified()(view, state)
 
-    federation = replace(prepare(quick(attack="a-little-tuned"), CPU).federation, rule=spy)
+    federation = replace(prepare(quick(attack="a-little-tuned"), CPU).federation, aggregator=spy)
     state = first_state(federation)
     for t in range(2):
         state, _ = play(federation, state, t)
     tried = [strata == 1 for strata, _, _ in seen]
     assert any(tried)
     assert sum(strata == 10 for strata, _, _ in seen) == 2
-    assert all(not memory for (_, _, memory), trial in zip(seen, tried, strict=True) if trial)
+    assert all(not state for (_, _, state), trial in zip(seen, tried, strict=True) if trial)
     served = next(own for strata, own, _ in seen if strata == 10)
     assert not any(torch.equal(own, served) for (_, own, _), trial in zip(seen, tried, strict=True) if trial)
 
@@ -1659,8 +1659,8 @@ def test_no_attack_costs_more_than_five_points(name):
 
 def test_two_stage_collapses_under_what_fortified_withstands():
     """Measured over the three seeds: 0.10 to 0.14, where ten classes make guessing 0.1. One of them will do."""
-    rule = {"name": "two-stage", "server_gradient": "normalized"}
-    collapsed = whole(Spec(attack="score-banking", aggregator=rule, rounds=ROUNDS, **SIGMA)).accuracy
+    aggregator = {"name": "two-stage", "server_gradient": "normalized"}
+    collapsed = whole(Spec(attack="score-banking", aggregator=aggregator, rounds=ROUNDS, **SIGMA)).accuracy
     assert collapsed < 0.25
     assert mean(attacked("score-banking", seed).accuracy for seed in SEEDS) > collapsed + 0.5
 
@@ -1688,8 +1688,8 @@ def test_honest_uploads_are_refused_at_most_as_often_as_stated_under_attack():
 
 
 def test_honest_uploads_are_refused_more_often_if_that_is_allowed():
-    rule = {"name": "fortified", "refused": 50.0}
-    runs = [whole(Spec(seed=seed, byzantine=0.0, rounds=100, aggregator=rule, **SIGMA)) for seed in SEEDS]
+    aggregator = {"name": "fortified", "refused": 50.0}
+    runs = [whole(Spec(seed=seed, byzantine=0.0, rounds=100, aggregator=aggregator, **SIGMA)) for seed in SEEDS]
     reasons = torch.cat([outcome.reasons.flatten() for outcome in runs])
     found = {reason: int((reasons == reason).sum()) for reason in TESTS}
     assert sum(found.values()) <= most_refused(len(reasons), 50.0)

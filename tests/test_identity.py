@@ -162,7 +162,7 @@ def test_digests_tell_code_apart(monkeypatch):
 def test_parts_of_ones_own_have_one_digest_in_every_process():
     code = (
         "import identity_plugin as own; from noisegate.runs.identity import digest_of; "
-        "print(digest_of(own.Quiet(2.0), own.Loud(), own.Rule(), own.Quiet))"
+        "print(digest_of(own.Quiet(2.0), own.Loud(), own.Aggregator(), own.Quiet))"
     )
     places = [str(Path(__file__).parent), *sys.path]
     found = [

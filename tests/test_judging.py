@@ -64,7 +64,7 @@ def a_view(n: int, d: int, A: int, strata: int, kind: str = "some", seed: int = 
 
 
 def a_past(view: ServerView, kind: str = "some", seed: int = 0) -> Known:
-    """What a rule may remember."""
+    """What an aggregator may remember."""
     nothing = Known.of({}, view)
     if kind in ("first round", "zeros"):
         return nothing
@@ -131,8 +131,8 @@ def in_doubles(view: ServerView, own: Tensor, known: Known, unit: float) -> Prob
     return narrow(Probed.of(replace(view, **fields), wide(own), Known(*map(wide, known)), unit))
 
 
-def check_probed(device: str, shape: tuple[int, int, int, int], kind: str, memory: int = 2**28) -> None:
-    view = replace(a_view(*shape, kind), memory=memory)
+def check_probed(device: str, shape: tuple[int, int, int, int], kind: str, state: int = 2**28) -> None:
+    view = replace(a_view(*shape, kind), state=state)
     own, known, unit = view.contributions(), a_past(view, kind), 0.11
     wanted = in_doubles(view, own, known, unit)
     found = Probed._by_kernels(view_on(device, view), to(device, own), to(device, known), unit)
@@ -279,26 +279,26 @@ def check_weighed(device: str, n: int, kind: str) -> None:
         close(here, other, what, 1.0 if kind != "huge" else 100.0)
 
 
-def check_rounds(rule_there, rounds: int = 4, d: int = 400) -> None:
-    """A round at a time from the same memory; copies, silence and a liar among them."""
-    rule, memory, reasons = Fortified(), {}, set()
+def check_rounds(aggregator_there, rounds: int = 4, d: int = 400) -> None:
+    """A round at a time from the same state; copies, silence and a liar among them."""
+    aggregator, state, reasons = Fortified(), {}, set()
     for seed in range(rounds):
         view = a_view(12, d, 10, 5, "some", seed)
         uploads = view.uploads.clone()
         uploads[3], uploads[5], uploads[7] = uploads[2], 0.0, uploads[7] - 6 * view.contributions().mean(0)
         rows, norms, present = receive(uploads, 12, d, torch.zeros(d))
         view = replace(view, uploads=rows, norms=norms, present=present)
-        wanted = rule(view, memory)
-        found = rule_there(rule, view, memory)
+        wanted = aggregator(view, state)
+        found = aggregator_there(aggregator, view, state)
         for what in ("kept", "reason"):
             close(getattr(found, what), getattr(wanted, what), what)
         for what, size in (("update", 10.0), ("score", 300.0)):
             close(getattr(found, what), getattr(wanted, what), what, size)
-        assert set(found.memory) == set(wanted.memory)
-        for name in set(wanted.memory) - {"past"}:
-            close(found.memory[name], wanted.memory[name], name, 300.0 if name == "evidence" else 30.0)
+        assert set(found.state) == set(wanted.state)
+        for name in set(wanted.state) - {"past"}:
+            close(found.state[name], wanted.state[name], name, 300.0 if name == "evidence" else 30.0)
         reasons |= set(wanted.reason.tolist())
-        memory = wanted.memory
+        state = wanted.state
     assert len(reasons) >= 3, "there was something to decide"
 
 
@@ -313,7 +313,7 @@ def test_what_lies_along_the_probes(shape, kind):
 
 def test_in_parts_it_is_the_same():
     """Of three workers at a time: no more fits."""
-    check_probed("cpu", (8, 300, 6, 3), "some", memory=16 * 300 * 3)
+    check_probed("cpu", (8, 300, 6, 3), "some", state=16 * 300 * 3)
 
 
 def test_of_more_columns_than_programs_have_at_once(monkeypatch):
@@ -391,12 +391,12 @@ def test_weights_and_reasons(n, kind):
     check_weighed("cpu", n, kind)
 
 
-def by_kernels(rule: Fortified, view: ServerView, memory: dict) -> object:
+def by_kernels(aggregator: Fortified, view: ServerView, state: dict) -> object:
     """As on a device, with every kernel that there is, and no question to the device."""
     fields = ("uploads", "norms", "present", "ties", "last")
     there = {name: on_device(getattr(view, name)) for name in fields}
     there["contributions"] = lambda: on_device(view.contributions())
-    return rule(replace(view, **there), {name: on_device(value) for name, value in memory.items()})
+    return aggregator(replace(view, **there), {name: on_device(value) for name, value in state.items()})
 
 
 def test_a_round_by_kernels_is_a_round(monkeypatch):
@@ -416,10 +416,10 @@ def test_a_round_by_kernels_is_a_round(monkeypatch):
         module = {"probed": probing, "shared": sharing}.get(name, judging)
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
 
-    def there(rule, view, memory):
+    def there(aggregator, view, state):
         with monkeypatch.context() as patch:
             patch.setattr(kernels, "available", lambda: True)
-            return by_kernels(rule, view, memory)
+            return by_kernels(aggregator, view, state)
 
     check_rounds(there)
     assert used == 4 * every

@@ -24,7 +24,7 @@ LAYERS = {
             "entropy",
             "errors",
             "kernels",
-            "room",
+            "capacity",
             "streams",
             "vectors",
             "version",

@@ -75,7 +75,7 @@ def test_without_noise_nothing_is_written_but_zeros():
 
 
 class Record:
-    """A rule that remembers what the server saw, and keeps nobody."""
+    """An aggregator that remembers what the server saw, and keeps nobody."""
 
     def __init__(self):
         self.views = []
@@ -116,7 +116,7 @@ def federation(worker, n: int = 4, sizes: int = 40, batch: int = 5) -> Federatio
         worker=worker,
         sampling=Poisson(batch),
         attack=Nobody(),
-        rule=Record(),
+        aggregator=Record(),
         x=x,
         y=y,
         holdings=torch.arange(n * sizes).view(n, sizes),
@@ -158,7 +158,7 @@ def test_a_round_sends_exact_sums_plus_noise_of_sigma_times_sensitivity_over_the
         noises.append(noise_of(state.uploads, exact, run.batch))
     noises = torch.cat(noises)
     s = SIGMA * rounded_sensitivity(worker, run.batch) / run.batch
-    assert run.noise_std == s == run.rule.views[0].noise_std
+    assert run.noise_std == s == run.aggregator.views[0].noise_std
     assert worker.sensitivity <= rounded_sensitivity(worker, run.batch) < 1.0001 * worker.sensitivity
     assert len(set(drawn)) > 3  # sizes differ, the divisor does not
     assert all(ks_p_value(noise, s) > PASSES for noise in noises)

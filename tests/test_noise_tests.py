@@ -263,25 +263,25 @@ def test_the_first_float_is_found_from_any_guess(guess):
 
 @WAYS
 @pytest.mark.parametrize("memory", [1, 40_000, 200_000, 1_000_000])
-def test_blocks_of_rows_change_nothing(decide, memory):
+def test_blocks_of_rows_change_nothing(decide, scratch):
     rows = rows_of_every_kind(1000, 1.0)
-    assert torch.equal(decide(rows, 1.0, SIGNIFICANCE, memory), decide(rows, 1.0, SIGNIFICANCE, MEMORY))
-    assert torch.equal(ks_rejects(rows, 1.0, SIGNIFICANCE, memory=memory), ks_rejects(rows, 1.0, SIGNIFICANCE))
+    assert torch.equal(decide(rows, 1.0, SIGNIFICANCE, scratch), decide(rows, 1.0, SIGNIFICANCE, MEMORY))
+    assert torch.equal(ks_rejects(rows, 1.0, SIGNIFICANCE, scratch=scratch), ks_rejects(rows, 1.0, SIGNIFICANCE))
 
 
 @WAYS
 def test_blocks_take_no_more_than_the_memory(decide, monkeypatch):
-    d, memory, seen = 1000, 500_000, []
+    d, scratch, seen = 1000, 500_000, []
 
     def spied(real):
         return lambda values, *rest: seen.append(len(values)) or real(values, *rest)
 
     for name in ("_any_outside", "_counts_up_to"):
         monkeypatch.setattr(noise_tests, name, spied(getattr(noise_tests, name)))
-    decide(noise(100, d), 1.0, SIGNIFICANCE, memory)
+    decide(noise(100, d), 1.0, SIGNIFICANCE, scratch)
     per_row = 34 * d + 13 if decide is count_every_value else 8 * d + 18 * noise_tests._grid(d, 1.0, SIGNIFICANCE).bins
     assert sum(seen) == 100
-    assert max(seen) == memory // per_row
+    assert max(seen) == scratch // per_row
 
 
 def test_a_row_in_doubt_everywhere_takes_the_memory_it_is_said_to_take():

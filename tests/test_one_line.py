@@ -202,7 +202,7 @@ class Acts(Honest):
             raise KeyboardInterrupt
         if self.how == "recurses":
             self.act()
-        if self.how == "takes all memory":
+        if self.how == "takes all state":
             raise MemoryError
         if self.how == "base":
             raise type("Mine", (BaseException,), {})("odd")
@@ -255,7 +255,7 @@ def test_a_plugin_whose_import_raises_anything_is_one_line(cli, plugins, code, s
         ("raises", 2, "in act: ZeroDivisionError: by \\x1b[31mme; NOISEGATE_TRACEBACK=1 shows where"),
         ("exits", 2, "in act: wanted to end the process (status 0)"),
         ("recurses", 2, "in act: RecursionError"),
-        ("takes all memory", 2, "in act: MemoryError"),
+        ("takes all state", 2, "in act: MemoryError"),
         ("base", 2, "in act: Mine: odd"),
         ("interrupts", 130, "interrupted"),
     ],

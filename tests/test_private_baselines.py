@@ -1,4 +1,4 @@
-"""The private baselines: what their workers send, what their rules make of it, and what a run states for them."""
+"""The private baselines: what their workers send, what their aggregators make of it, and what a run states for them."""
 
 import json
 import math
@@ -269,7 +269,7 @@ def test_a_mechanism_without_a_price_is_refused():
         prepare(spec, CPU)
 
 
-# Rules
+# Aggregators
 
 
 def test_each_baseline_brings_a_worker_and_settings_that_fit_the_smallest_data_set():
@@ -305,40 +305,40 @@ def test_the_sum_of_signs_counts_heads():
     assert nobody.update.tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("memory", [1, 100, 2**28])
-def test_the_sum_of_signs_is_the_mean_of_uploads_that_are_signs(memory):
+@pytest.mark.parametrize("state", [1, 100, 2**28])
+def test_the_sum_of_signs_is_the_mean_of_uploads_that_are_signs(state):
     uploads = torch.randn(7, 33, generator=stream(1, "uploads"))
     SignGaussian().publish(uploads, uploads, 1.0, nothing_to_draw)
-    view = replace(view_of(uploads, 5), memory=memory)
+    view = replace(view_of(uploads, 5), state=state)
     assert torch.allclose(SignSum()(view, {}).update, uploads.mean(0), atol=1e-6)
 
 
-def test_guerraoui_is_its_rule():
+def test_guerraoui_is_its_aggregator():
     uploads = torch.randn(12, 9, generator=stream(1, "uploads"))
-    for rule in (MDA(), Krum(), Mean()):
+    for aggregator in (MDA(), Krum(), Mean()):
         for believed in (12, 9, 7):
             view = view_of(uploads, believed)
-            own, inner = Guerraoui(rule=rule)(view, {}), rule(view, {})
+            own, inner = Guerraoui(aggregator=aggregator)(view, {}), aggregator(view, {})
             assert torch.equal(own.update, inner.update)
             assert torch.equal(own.reason, inner.reason)
-    assert Guerraoui().rule == MDA()
+    assert Guerraoui().aggregator == MDA()
 
 
-def test_guerraoui_reckons_as_its_rule_does():
-    assert Guerraoui(rule=Krum()).most(12) == Krum().most(12)
-    assert Guerraoui(rule=Mean()).most(12) == 11
-    assert Guerraoui(rule=Krum(byzantine=3)).reckoned(12, 12) == 3
-    assert Guerraoui(rule=Krum(), byzantine=2).reckoned(12, 12) == 2
-    assert Guerraoui(rule=Krum()).reckoned(12, 2) == Krum().most(12)
+def test_guerraoui_reckons_as_its_aggregator_does():
+    assert Guerraoui(aggregator=Krum()).most(12) == Krum().most(12)
+    assert Guerraoui(aggregator=Mean()).most(12) == 11
+    assert Guerraoui(aggregator=Krum(byzantine=3)).reckoned(12, 12) == 3
+    assert Guerraoui(aggregator=Krum(), byzantine=2).reckoned(12, 12) == 2
+    assert Guerraoui(aggregator=Krum()).reckoned(12, 2) == Krum().most(12)
     view = view_of(torch.randn(12, 9, generator=stream(1, "uploads")), 12)
-    handed_on = Guerraoui(rule=MDA(), byzantine=4)(view, {})
+    handed_on = Guerraoui(aggregator=MDA(), byzantine=4)(view, {})
     assert torch.equal(handed_on.update, MDA(byzantine=4)(view, {}).update)
     assert int(handed_on.kept.sum()) == 8
-    for wrong in (Guerraoui(rule=Krum(byzantine=5)), Guerraoui(rule=Krum(), byzantine=5)):
+    for wrong in (Guerraoui(aggregator=Krum(byzantine=5)), Guerraoui(aggregator=Krum(), byzantine=5)):
         with pytest.raises(SpecError, match="byzantine = 5: needs n >= 2 f"):
             wrong.check(12)
-    Guerraoui(rule=Krum(), byzantine=4).check(12)
-    Guerraoui(rule=Mean(), byzantine=4).check(12)
+    Guerraoui(aggregator=Krum(), byzantine=4).check(12)
+    Guerraoui(aggregator=Mean(), byzantine=4).check(12)
 
 
 # For people
@@ -386,12 +386,12 @@ def test_a_setting_that_the_worker_does_not_have_is_refused(cli):
 
 @dataclass(frozen=True)
 class Partnered(Krum):
-    """A stranger's rule with a partner."""
+    """A plugin's aggregator with a partner."""
 
     goes_with = {"worker": "sign-gaussian", "batch": 5, "rate": 2.0}  # noqa: RUF012
 
 
-def test_a_strangers_rule_brings_its_partner_too():
+def test_a_plugins_aggregator_brings_its_partner_too():
     spec = Spec(aggregator=f"{__name__}:Partnered")
     assert (spec.worker, spec.batch, spec.rate) == ("sign-gaussian", 5, 2.0)
 

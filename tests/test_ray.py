@@ -13,7 +13,7 @@ from conftest import saved_rounds
 from noisegate import Compute, SpecError, run
 from noisegate.redteam.search import Outcome
 from noisegate.sweeps.cells import SweepFolder
-from noisegate.sweeps.ray_pool import RayCrew
+from noisegate.sweeps.ray_pool import RayPool
 from noisegate.sweeps.sweep import sweep
 from test_resume import PATIENCE, contents
 
@@ -26,14 +26,14 @@ def ray():
     found = pytest.importorskip("ray", reason="Ray is not installed here")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("RAY_ADDRESS", raising=False)
-        crew = RayCrew(CPU, 2)
+        pool = RayPool(CPU, 2)
         try:
-            crew.__enter__()
+            pool.__enter__()
         except SpecError as error:
             pytest.skip(str(error))
         assert found.is_initialized()
         yield found
-        crew.__exit__(None, None, None)
+        pool.__exit__(None, None, None)
         assert not found.is_initialized()
 
 
@@ -96,8 +96,8 @@ def test_what_dies_again_and_again_has_failed(ray, tmp_path, quick, monkeypatch)
             file.write("x")
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with RayCrew(CPU, 2, one=die, several=die) as crew:
-        [(index, outcome)] = list(crew.play([quick()]))
+    with RayPool(CPU, 2, one=die, several=die) as pool:
+        [(index, outcome)] = list(pool.play([quick()]))
     assert (index, outcome.status) == (0, "failed")
     assert "WorkerCrashedError" in outcome.message
     assert (tmp_path / "deaths").read_text() == "xx"
@@ -133,16 +133,16 @@ def test_the_command(ray, cli, tmp_path):
 def test_without_ray_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(SpecError, match=r"Ray is not installed here; pip install 'noisegate\[ray\]'"):
-        RayCrew(CPU)
+        RayPool(CPU)
 
 
 def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
     found = pytest.importorskip("ray", reason="Ray is not installed here")
     monkeypatch.setattr(found, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    crew = RayCrew(CPU)
-    assert "as the cluster has room for" in crew.pace
-    with pytest.raises(SpecError, match=r"RAY_ADDRESS = '127\.0\.0\.1:1': no Ray there"), crew:
+    pool = RayPool(CPU)
+    assert "as the cluster has capacity for" in pool.pace
+    with pytest.raises(SpecError, match=r"RAY_ADDRESS = '127\.0\.0\.1:1': no Ray there"), pool:
         pass
 
 
@@ -171,10 +171,10 @@ def test_runs_that_share_a_gpu_are_one_task(quick, monkeypatch):
         def get(self, task):
             return list(task)
 
-    crew = RayCrew.__new__(RayCrew)
-    crew.ray, crew.cuda, crew.jobs, crew._most, crew._pending = Pretend(), True, 2, 2, {}
-    crew.compute, crew.one = CPU, None
-    crew.several = lambda specs, _: [Outcome("done", spec.seed / 10) for spec in specs]
+    pool = RayPool.__new__(RayPool)
+    pool.ray, pool.cuda, pool.jobs, pool._most, pool._pending = Pretend(), True, 2, 2, {}
+    pool.compute, pool.one = CPU, None
+    pool.several = lambda specs, _: [Outcome("done", spec.seed / 10) for spec in specs]
     specs = [quick(seed=seed) for seed in range(5)]
-    assert dict(crew.play(specs)) == {i: Outcome("done", i / 10) for i in range(5)}
-    assert crew.ray.asked == [{"max_retries": 5, "num_gpus": 1}, 2, 2, 1]
+    assert dict(pool.play(specs)) == {i: Outcome("done", i / 10) for i in range(5)}
+    assert pool.ray.asked == [{"max_retries": 5, "num_gpus": 1}, 2, 2, 1]

@@ -43,8 +43,8 @@ from noisegate.redteam.search import (
 from noisegate.redteam.trials import LOCK, TrialFolder
 from noisegate.runs import locks as locks_module
 from noisegate.runs import read_spec, reference
-from noisegate.sweeps import pool as crew_module
-from noisegate.sweeps.pool import Crew, batches, left_of_part, side_by_side
+from noisegate.sweeps import pool as pool_module
+from noisegate.sweeps.pool import Pool, batches, left_of_part, side_by_side
 from noisegate.version import __version__
 
 FLAGS = [word for key, value in QUICK.items() if key != "sigma_base" for word in (f"--{key}", str(value))]
@@ -362,7 +362,7 @@ def test_a_search_that_cannot_be_is_refused(changes, settings, says):
 
 
 class Interrupting:
-    """A crew of made-up runs that is interrupted after some."""
+    """A pool of made-up runs that is interrupted after some."""
 
     def __init__(self, formula, until: float = float("inf")):
         self.pretend, self.until, self.played = Pretend(formula), until, 0
@@ -375,9 +375,9 @@ class Interrupting:
             yield i, self.pretend.outcome(specs[i])
 
 
-def searched(path, crew, **settings):
+def searched(path, pool, **settings):
     with TrialFolder(path, Spec(), HOW) as folder:
-        return red_team(Spec(), Evaluation(crew, folder, lambda trial: None), **settings)
+        return red_team(Spec(), Evaluation(pool, folder, lambda trial: None), **settings)
 
 
 def kept(path, how=HOW) -> float | None:
@@ -392,10 +392,10 @@ def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path, until):
     whole = searched(tmp_path / "whole", Interrupting(planted), budget=40)
     with pytest.raises(KeyboardInterrupt):
         searched(tmp_path / "broken", Interrupting(planted, until), budget=40)
-    crew = Interrupting(planted)
-    resumed = searched(tmp_path / "broken", crew, budget=40)
+    pool = Interrupting(planted)
+    resumed = searched(tmp_path / "broken", pool, budget=40)
     assert resumed == whole
-    assert crew.played == 40 + 2 - until  # and the yardsticks
+    assert pool.played == 40 + 2 - until  # and the yardsticks
     assert searched(tmp_path / "broken", done := Interrupting(planted), budget=40) == whole
     assert done.played == 0
 
@@ -426,16 +426,16 @@ def test_what_was_run_on_another_device_is_run_anew(tmp_path):
 
 
 def test_what_another_version_ran_is_run_anew(tmp_path, monkeypatch):
-    crew = Crew(Compute(device="cpu"))
-    now, flags = crew.how, crew.flags
-    monkeypatch.setattr(crew_module, "__version__", "0.0.9")
-    assert crew.how != now
-    assert crew.flags == flags
-    for how, accuracy in ((flags, 0.3), (crew.how, 0.4)):  # flags: what was kept before there was a version
+    pool = Pool(Compute(device="cpu"))
+    now, flags = pool.how, pool.flags
+    monkeypatch.setattr(pool_module, "__version__", "0.0.9")
+    assert pool.how != now
+    assert pool.flags == flags
+    for how, accuracy in ((flags, 0.3), (pool.how, 0.4)):  # flags: what was kept before there was a version
         with TrialFolder(tmp_path, Spec(), how) as folder:
             folder.add(Spec(), "screen", Outcome("done", accuracy))
     assert kept(tmp_path, now) is None
-    assert kept(tmp_path, crew.how) == 0.4
+    assert kept(tmp_path, pool.how) == 0.4
 
 
 def test_a_folder_is_one_search_at_a_time(tmp_path):
@@ -512,16 +512,16 @@ def test_a_damaged_line_and_a_foreign_folder_are_refused(tmp_path):
 
 @pytest.fixture(scope="module")
 def pair():
-    """A crew of two processes, which take seconds to start."""
-    with Crew(Compute(device="cpu"), jobs=2) as crew:
-        yield crew
+    """A pool of two processes, which take seconds to start."""
+    with Pool(Compute(device="cpu"), jobs=2) as pool:
+        yield pool
 
 
-def test_a_crew_of_processes_gives_what_runs_alone_give(quick, pair):
+def test_a_pool_of_processes_gives_what_runs_alone_give(quick, pair):
     quick = partial(quick, accountant="rdp")  # which a new process is faster with
     specs = [quick(), quick(attack="local-poisoning", byzantine=0.1), quick(attack="zero"), quick(attack="inner")]
     together = dict(pair.play(specs))
-    with Crew(Compute(device="cpu"), jobs=1) as single:
+    with Pool(Compute(device="cpu"), jobs=1) as single:
         assert dict(single.play(specs)) == together
     assert [together[i].status for i in range(4)] == ["done", "skipped", "done", "done"]
     assert "square root" in together[1].message
@@ -529,7 +529,7 @@ def test_a_crew_of_processes_gives_what_runs_alone_give(quick, pair):
 
 
 def test_a_process_that_is_killed_fails_its_run_only(quick, pair):
-    # One of these would take minutes: its process is ended, and the crew takes a new one for what comes next.
+    # One of these would take minutes: its process is ended, and the pool takes a new one for what comes next.
     quick = partial(quick, accountant="rdp")
     endless = quick(rounds=200_000, sigma=200.0)
     playing = pair._share_out([endless, quick()])
@@ -577,7 +577,7 @@ def test_runs_side_by_side_are_split_where_one_breaks(quick, monkeypatch):
             raise SpecError("not here")
         return [run(spec, compute=compute) for spec in specs]
 
-    monkeypatch.setattr(crew_module, "run_together", together)
+    monkeypatch.setattr(pool_module, "run_together", together)
     specs = [quick(), quick(attack="local-poisoning", byzantine=0.1), quick(attack="zero"), quick(attack="inner")]
     outcomes = side_by_side(specs, Compute(device="cpu", threads=1))
     assert [outcome.status for outcome in outcomes] == ["done", "skipped", "done", "done"]
@@ -593,8 +593,8 @@ def test_what_broke_together_leaves_its_memory_to_the_halves(quick, monkeypatch)
         held.append(weakref.ref(on_device))
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(crew_module, "run_together", together)
-    monkeypatch.setattr(crew_module, "alone", lambda spec, compute: Outcome("done", 0.5))
+    monkeypatch.setattr(pool_module, "run_together", together)
+    monkeypatch.setattr(pool_module, "alone", lambda spec, compute: Outcome("done", 0.5))
     assert side_by_side([quick(seed=seed) for seed in range(4)], Compute(device="cpu")) == [Outcome("done", 0.5)] * 4
     assert len(held) == 3
 
@@ -606,18 +606,18 @@ def test_what_broke_together_leaves_its_memory_to_the_halves(quick, monkeypatch)
         (Compute(device="cpu", threads=2, memory=64), "--device cpu --threads 2 --memory 64"),
     ],
 )
-def test_a_crew_says_how_it_runs(compute, flags):
-    assert Crew(compute).flags == flags
-    assert Crew(compute).how == f"noisegate {__version__} {flags}"
+def test_a_pool_says_how_it_runs(compute, flags):
+    assert Pool(compute).flags == flags
+    assert Pool(compute).how == f"noisegate {__version__} {flags}"
 
 
 def test_a_run_that_breaks_is_reported(quick, monkeypatch):
     def breaks(*_, **__):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(crew_module, "run", breaks)
-    with Crew(Compute(device="cpu"), jobs=1) as crew:
-        assert dict(crew.play([quick()])) == {0: Outcome("failed", message="RuntimeError: out of luck")}
+    monkeypatch.setattr(pool_module, "run", breaks)
+    with Pool(Compute(device="cpu"), jobs=1) as pool:
+        assert dict(pool.play([quick()])) == {0: Outcome("failed", message="RuntimeError: out of luck")}
 
 
 # The command.
@@ -663,7 +663,7 @@ def test_a_finished_search_runs_nothing_again(cli, tmp_path, monkeypatch):
     first = cli(*line)
     assert first.status == 0, first.err
     files = {name: (tmp_path / "found" / name).read_bytes() for name in ("results.jsonl", "worst.toml", "plot.html")}
-    monkeypatch.setattr(crew_module, "run", None)  # cannot be called
+    monkeypatch.setattr(pool_module, "run", None)  # cannot be called
     assert cli(*line).out == first.out
     assert files == {name: (tmp_path / "found" / name).read_bytes() for name in files}
 

@@ -376,7 +376,7 @@ def test_a_bomb_in_the_verdicts_is_one_line(folder):
     assert record.verdicts is None
     assert "verdicts.npz is damaged (larger than" in record.problems[-1]
     assert peak < 2**23, "nothing was unpacked"
-    # A header that promises more than the file has, which numpy would make room for first.
+    # A header that promises more than the file has, which numpy would make capacity for first.
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
     with zipfile.ZipFile(folder / "verdicts.npz", "w") as archive:
@@ -461,12 +461,14 @@ def test_numbers_stand_to_the_right():
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """Two rules, two shares, two seeds: one run failed, one was skipped, one is missing, and one is no part of it."""
+    """Two aggregators, two shares, two seeds: one run failed, one was skipped, one is missing, and one is no part
+    of it.
+    """
     place = tmp_path_factory.mktemp("swept") / "sweep"
     base = Spec(rounds=2, sigma=2.5, sigma_base=2.5, accountant="rdp", evaluate_every=1)
     specs = [
-        replace(base, aggregator=rule, byzantine=share, seed=seed)
-        for rule in ("mean", "median")
+        replace(base, aggregator=aggregator, byzantine=share, seed=seed)
+        for aggregator in ("mean", "median")
         for share in (0.0, 0.4)
         for seed in (1, 2)
     ]

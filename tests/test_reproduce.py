@@ -135,13 +135,15 @@ def test_what_an_experiment_does_not_vary_narrows_it_too():
     assert len(paper.load("convergence", only={"epsilon": [1.0]}).cells) == 8
 
 
-@pytest.mark.parametrize("rule", ["guerraoui", "sign-gaussian", "median"])
-def test_a_rule_that_goes_with_other_workers_judges_the_papers(rule):
-    spec = paper.load("attacks", aggregator=rule, seeds=[1], only={"dataset": ["usps"], "epsilon": [2.0]}).specs[0]
+@pytest.mark.parametrize("aggregator", ["guerraoui", "sign-gaussian", "median"])
+def test_an_aggregator_that_goes_with_other_workers_judges_the_papers(aggregator):
+    spec = paper.load("attacks", aggregator=aggregator, seeds=[1], only={"dataset": ["usps"], "epsilon": [2.0]}).specs[
+        0
+    ]
     assert (spec.batch, spec.worker, spec.rate) == (16, "normalized", 0.2)
 
 
-def test_an_experiment_can_be_narrowed_and_have_another_rule():
+def test_an_experiment_can_be_narrowed_and_have_another_aggregator():
     only = {"dataset": ["usps"], "epsilon": [2.0], "non_iid": [False]}
     found = paper.load("attacks", aggregator="fortified", seeds=[7], only=only)
     assert len(found.cells) == 9

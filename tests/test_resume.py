@@ -38,9 +38,9 @@ def stop_after(rounds: int):
 
 @pytest.fixture
 def spec(quick):
-    # sigma 2.5 still keeps the stated epsilon of 2 after 12 rounds; momentum on the server makes the memory matter
-    rule = {"name": "two-stage", "server_gradient": "normalized", "server_momentum": 0.5}
-    return quick(rounds=ROUNDS, evaluate_every=EVERY, aggregator=rule)
+    # sigma 2.5 still keeps the stated epsilon of 2 after 12 rounds; momentum on the server makes the state matter
+    aggregator = {"name": "two-stage", "server_gradient": "normalized", "server_momentum": 0.5}
+    return quick(rounds=ROUNDS, evaluate_every=EVERY, aggregator=aggregator)
 
 
 @pytest.mark.parametrize("done", [1, EVERY - 1, EVERY, EVERY + 1, ROUNDS - 1, ROUNDS])

@@ -256,7 +256,7 @@ def test_scores_of_many_lies_at_once_are_krums(honest, liars):
 
 
 def test_krum_itself_picks_a_lie_of_fang_krum():
-    """With as many liars as the rule reckons with."""
+    """With as many liars as the aggregator reckons with."""
     view = view_of(20, 6)
     sent = torch.cat([view.honest, FangKrum().forge(view)])
     rows, norms, present = receive(sent, 26, D, torch.zeros(D))
@@ -382,16 +382,16 @@ def test_what_is_no_number_is_no_answer():
 def trimmed_mean(f: int):
     """Per coordinate, the mean without the f lowest and the f highest."""
 
-    def rule(view, memory):
+    def aggregator(view, state):
         n = len(view.norms)
         update = view.uploads.sort(dim=0).values[f : n - f].mean(0)
         return Verdict(update, view.present, torch.where(view.present, 0, 1), torch.zeros(n), {})
 
-    return rule
+    return aggregator
 
 
 class Watched:
-    """An attack, and beside it what the rule would have said to another."""
+    """An attack, and beside it what the aggregator would have said to another."""
 
     def __init__(self, tuned, fixed) -> None:
         self.tuned, self.fixed, self.found = tuned, fixed, []
@@ -414,8 +414,8 @@ def test_tuned_attacks_are_never_less_harmful_than_the_fixed_ones(quick, tuned, 
     run = prepare(quick(byzantine=byzantine, rounds=6, aggregator="mean"), Compute(device="cpu")).federation
     watched = Watched(tuned, fixed)
     liars = int(run.byzantine.sum())
-    rule = Krum() if defense == "krum" else trimmed_mean(min(liars, (len(run.byzantine) - 1) // 2))
-    run = replace(run, attack=watched, rule=rule)
+    aggregator = Krum() if defense == "krum" else trimmed_mean(min(liars, (len(run.byzantine) - 1) // 2))
+    run = replace(run, attack=watched, aggregator=aggregator)
     state = first_state(run)
     for t in range(6):
         state, _ = play(run, state, t)
@@ -493,7 +493,7 @@ def test_gradient_ascent_is_not_a_flipped_sign_once_there_is_momentum():
 
 
 class Asks(Zero):
-    """Asks the rule about a few lies, overwrites what it asked and was told, and then sends zeros."""
+    """Asks the aggregator about a few lies, overwrites what it asked and was told, and then sends zeros."""
 
     answers: list
 
@@ -502,7 +502,7 @@ class Asks(Zero):
             lie = torch.full((view.workers, len(view.params)), scale)
             verdict = view.judge(lie)
             self.answers.append(replace(verdict, update=verdict.update.clone(), score=verdict.score.clone()))
-            for tensor in (lie, verdict.update, *verdict.memory.values()):
+            for tensor in (lie, verdict.update, *verdict.state.values()):
                 tensor.fill_(torch.nan)
         return super().forge(view)
 
@@ -513,12 +513,12 @@ def asking() -> Asks:
     return attack
 
 
-@pytest.mark.parametrize("rule", [Mean(), TwoStage(), TwoStage(server_momentum=0.5, stages=2), Krum()], ids=str)
-def test_asking_does_not_change_the_round(quick, rule):
+@pytest.mark.parametrize("aggregator", [Mean(), TwoStage(), TwoStage(server_momentum=0.5, stages=2), Krum()], ids=str)
+def test_asking_does_not_change_the_round(quick, aggregator):
     prepared = prepare(quick(), Compute(device="cpu")).federation
     states, verdicts = [], []
     for attack in (Zero(), asking()):
-        run = replace(prepared, attack=attack, rule=rule)
+        run = replace(prepared, attack=attack, aggregator=aggregator)
         state = first_state(run)
         for t in range(3):
             state, verdict = play(run, state, t)
@@ -526,18 +526,18 @@ def test_asking_does_not_change_the_round(quick, rule):
         states.append(state)
     assert torch.equal(states[0].params, states[1].params)
     assert torch.equal(states[0].uploads, states[1].uploads)
-    assert states[0].memory.keys() == states[1].memory.keys()
-    assert all(torch.equal(states[0].memory[name], states[1].memory[name]) for name in states[0].memory)
+    assert states[0].state.keys() == states[1].state.keys()
+    assert all(torch.equal(states[0].state[name], states[1].state[name]) for name in states[0].state)
     for one, other in zip(verdicts[:3], verdicts[3:], strict=True):
         assert torch.equal(one.reason, other.reason)
         assert torch.equal(one.score, other.score)
 
 
-def test_the_answer_is_that_of_the_rule_to_these_uploads(quick):
-    """A rule without memory and auxiliary data says what it will say when the lie is sent."""
+def test_the_answer_is_that_of_the_aggregator_to_these_uploads(quick):
+    """An aggregator without state and auxiliary data says what it will say when the lie is sent."""
     prepared = prepare(quick(), Compute(device="cpu")).federation
     attack = asking()
-    run = replace(prepared, attack=attack, rule=Mean())
+    run = replace(prepared, attack=attack, aggregator=Mean())
     _, real = play(run, first_state(run), 0)
     zeros, other, malformed = attack.answers
     assert torch.equal(zeros.update, real.update)
@@ -551,7 +551,7 @@ def test_the_answer_uses_the_surrogate_and_not_the_servers_data(quick):
 
     def answers(rounds: int = 2, **changes) -> list[Verdict]:
         attack = asking()
-        run = replace(prepared, attack=attack, rule=TwoStage(stages=2), **changes)
+        run = replace(prepared, attack=attack, aggregator=TwoStage(stages=2), **changes)
         state = first_state(run)
         for t in range(rounds):
             state, _ = play(run, state, t)
@@ -563,27 +563,28 @@ def test_the_answer_uses_the_surrogate_and_not_the_servers_data(quick):
     other_guess = answers(1, surrogate_x=prepared.surrogate_x.flip(0) + 1.0)
     assert all(torch.equal(one.score, two.score) for one, two in zip(as_is, other_server, strict=True))
     assert not torch.equal(as_is[0].score, other_guess[0].score)
-    # The rule's memory, which holds the server's gradient, is kept from the adversary: every question is a first round.
+    # The aggregator's state, which holds the server's gradient, is kept from the adversary: every question is a first
+    # round.
     wanted = mean_gradient(
         prepared.sums, prepared.model.initial(), prepared.surrogate_x, prepared.surrogate_y, normalized=False
     )
     totals = [verdict.score for verdict in answers(2)]
     assert len(totals) == 6
-    run = replace(prepared, attack=Zero(), rule=TwoStage(stages=2))
+    run = replace(prepared, attack=Zero(), aggregator=TwoStage(stages=2))
     state, _ = play(run, first_state(run), 0)
     scores = (state.uploads @ wanted).double()
     threshold = scores.topk(run.believed_honest).values.mean()
     torch.testing.assert_close(totals[0].double(), torch.where(scores < threshold, 0.0, scores), rtol=1e-4, atol=1e-6)
 
 
-def test_the_answer_knows_nothing_of_the_rules_memory(quick):
+def test_the_answer_knows_nothing_of_the_aggregators_state(quick):
     seen: list[tuple[bool, int]] = []
 
-    def rule(view, memory):
-        seen.append(("rounds" in memory, len(memory)))
-        return replace(mean_of(view.uploads), reason=torch.where(view.present, 0, 1), memory={"rounds": view.norms})
+    def aggregator(view, state):
+        seen.append(("rounds" in state, len(state)))
+        return replace(mean_of(view.uploads), reason=torch.where(view.present, 0, 1), state={"rounds": view.norms})
 
-    run = replace(prepare(quick(), Compute(device="cpu")).federation, attack=asking(), rule=rule)
+    run = replace(prepare(quick(), Compute(device="cpu")).federation, attack=asking(), aggregator=aggregator)
     state = first_state(run)
     for t in range(2):
         state, _ = play(run, state, t)
@@ -661,7 +662,7 @@ def test_only_gradient_ascent_ascends_and_only_awake(attack):
 
 @dataclass(frozen=True)
 class Misshapen(Forger):
-    """Asks the rule about uploads that are none."""
+    """Asks the aggregator about uploads that are none."""
 
     def forge(self, view):
         view.judge(torch.zeros(3, 5))

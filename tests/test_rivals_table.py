@@ -34,13 +34,13 @@ def test_the_readme_quotes_them(rivals):
     table = text[text.index("| | nobody attacks |") :].split("\n\n")[0].splitlines()
     attacks = ["none", *(word.strip() for word in table[0].split("|")[3:-1])]
     for line in table[2:]:
-        rule, *cells = (word.strip() for word in line.split("|")[1:-1])
-        rule = rule.replace("`", "").replace("two-stage, normalized", "two-stage (normalized)")
+        aggregator, *cells = (word.strip() for word in line.split("|")[1:-1])
+        aggregator = aggregator.replace("`", "").replace("two-stage, normalized", "two-stage (normalized)")
         for attack, cell in zip(attacks, cells, strict=True):
-            assert rivals.summary(means["0.6", rule, attack]).split()[0] == cell, (rule, attack)
+            assert rivals.summary(means["0.6", aggregator, attack]).split()[0] == cell, (aggregator, attack)
 
 
-def test_every_rule_is_in_them_and_every_run_was_made(rivals):
+def test_every_aggregator_is_in_them_and_every_run_was_made(rivals):
     grid = rivals.grid(ROOT / "benchmarks" / "rivals.toml")
     assert [rivals.key_of(settings) for settings in grid] == [rivals.key_of(row) for row in rivals.read(RESULTS)]
     names = [settings["aggregator"] for settings in grid]

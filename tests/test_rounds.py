@@ -9,11 +9,11 @@ from torch import nn
 
 import noisegate
 from noisegate import Compute, Dataset, Spec
-from noisegate.capacity import Room, places
+from noisegate.capacity import Capacity, places
 from noisegate.errors import SpecError
 from noisegate.runs.setup import SharedData, prepare
 from noisegate.sampling import DRAWN_AT_ONCE, FixedSize, Poisson, gather
-from noisegate.simulate import Federation, Rounds, Training, abreast, accuracy, first_state, play, start
+from noisegate.simulate import Federation, Rounds, Training, accuracy, first_state, play, side_by_side, start
 from noisegate.streams import stream
 
 CLOSE = 1e-5
@@ -51,54 +51,54 @@ def federation(memory: int = 1024, **settings) -> Federation:
     return prepare(Spec(**asked), Compute(device="cpu", memory=memory), pictures()).federation
 
 
-def generous(run: Federation, t: int) -> Room:
-    return run.active(run.phase(t)).room()
+def generous(run: Federation, t: int) -> Capacity:
+    return run.active(run.phase(t)).capacity()
 
 
-# Room.
+# Capacity.
 
 
 def test_places_are_those_of_the_marks_in_order():
     marks = torch.tensor([0, 1, 0, 1, 1, 0], dtype=torch.bool)
     assert places(marks, 0, None).tolist() == [1, 3, 4]
-    room = Room(9, 9, 4)
-    assert places(marks, 4, room).tolist() == [1, 3, 4, 5, 5]  # the last entry is nobody's
-    assert bool(room.fits())
+    capacity = Capacity(9, 9, 4)
+    assert places(marks, 4, capacity).tolist() == [1, 3, 4, 5, 5]  # the last entry is nobody's
+    assert bool(capacity.fits())
 
 
 @pytest.mark.parametrize(("size", "fits"), [(2, False), (3, True), (4, True)])
 def test_too_many_marks_do_not_fit(size, fits):
-    room = Room(9, 9, size)
-    places(torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool), size, room)
-    assert bool(room.fits()) == fits
+    capacity = Capacity(9, 9, size)
+    places(torch.tensor([1, 1, 0, 1, 0], dtype=torch.bool), size, capacity)
+    assert bool(capacity.fits()) == fits
 
 
 def test_every_need_counts():
-    room = Room(1, 1, 1)
-    room.need(torch.tensor([True, True]))
-    room.need(torch.tensor(True))
-    assert bool(room.fits())
-    room.need(torch.tensor([True, False]))
-    assert not bool(room.fits())
+    capacity = Capacity(1, 1, 1)
+    capacity.need(torch.tensor([True, True]))
+    capacity.need(torch.tensor(True))
+    assert bool(capacity.fits())
+    capacity.need(torch.tensor([True, False]))
+    assert not bool(capacity.fits())
 
 
 # Gathering what was drawn.
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 50])
-@pytest.mark.parametrize("with_room", [False, True])
-def test_what_is_gathered_is_what_was_drawn(workers, with_room):
+@pytest.mark.parametrize("with_capacity", [False, True])
+def test_what_is_gathered_is_what_was_drawn(workers, with_capacity):
     sizes = torch.tensor([40, 16, 30, 17, 40, 25, 33])
     drawn = Poisson(9).over(sizes, 30)(stream(4, "batch"))
     drawn[2] = False  # somebody has nothing
-    room = Room(total=7 * 40, width=40, liars=0) if with_room else None
-    batch = gather(drawn, workers, room)
+    capacity = Capacity(total=7 * 40, width=40, liars=0) if with_capacity else None
+    batch = gather(drawn, workers, capacity)
     longest, wanted = drawn.shape[1], drawn.nonzero().tolist()
     real = batch.owner < 7
     assert [[o, f - o * longest] for o, f in zip(batch.owner.tolist(), batch.flat.tolist(), strict=True) if o < 7] == (
         wanted
     )
-    assert bool(real.all()) != with_room
+    assert bool(real.all()) != with_capacity
     found = []
     for part in batch.parts:
         k = part.workers.stop - part.workers.start
@@ -108,19 +108,19 @@ def test_what_is_gathered_is_what_was_drawn(workers, with_room):
         found += (part.owner[own] + part.workers.start).tolist()
         assert torch.bincount(part.owner[own], minlength=k).max() <= part.width
         assert torch.equal(batch.owner[part.places][own], part.owner[own] + part.workers.start)
-        assert not with_room or part.owner[-1] == k
+        assert not with_capacity or part.owner[-1] == k
     assert found == [worker for worker, _ in wanted]
-    if room:
-        assert bool(room.fits())
+    if capacity:
+        assert bool(capacity.fits())
         assert int(batch.flat.max()) <= drawn.numel()  # one beyond the last example, at most
 
 
-def test_more_than_there_is_room_for_does_not_fit():
+def test_more_than_there_is_capacity_for_does_not_fit():
     drawn = torch.ones(3, 5, dtype=torch.bool)
     for total, fits in ((14, False), (15, True)):
-        room = Room(total, 5, 0)
-        gather(drawn, 3, room)
-        assert bool(room.fits()) == fits
+        capacity = Capacity(total, 5, 0)
+        gather(drawn, 3, capacity)
+        assert bool(capacity.fits()) == fits
 
 
 def test_a_bound_on_the_sum_of_batches_is_a_bound():
@@ -141,19 +141,19 @@ def test_blocks_of_workers_draw_what_one_draw_would():
     assert torch.equal(drawn, uniform < 4 / 20)
 
 
-# Rounds with room.
+# Rounds with capacity.
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=str)
 @pytest.mark.parametrize("sampling", ["poisson", "fixed"])
-def test_a_round_with_room_is_the_same_round(attack, sampling):
+def test_a_round_with_capacity_is_the_same_round(attack, sampling):
     run = federation(attack=attack, sampling=sampling)
     free, bound = first_state(run), first_state(run)
     for t in range(run.rounds):
-        room = generous(run, t)
+        capacity = generous(run, t)
         free, verdict = play(run, free, t)
-        bound, again = play(run, bound, t, room)
-        assert bool(room.fits())
+        bound, again = play(run, bound, t, capacity)
+        assert bool(capacity.fits())
         assert torch.equal(verdict.reason, again.reason)
         assert (free.uploads - bound.uploads).norm(dim=1).max() < CLOSE
         assert (free.params - bound.params).norm() < CLOSE
@@ -167,11 +167,11 @@ def test_a_round_in_parts_is_the_same_round(model):
         run = federation(model=model)
         for active in (run.active(run.phase(0)),):
             active.__dict__["at_once"] = workers
-        for room in (None, generous(run, 0)):
+        for capacity in (None, generous(run, 0)):
             one, two = first_state(whole), first_state(run)
             for t in range(2):
                 one, verdict = play(whole, one, t)
-                two, again = play(run, two, t, room and generous(run, t))
+                two, again = play(run, two, t, capacity and generous(run, t))
                 assert torch.equal(verdict.reason, again.reason)
             assert (one.uploads - two.uploads).norm(dim=1).max() < CLOSE
     assert not state.uploads.any()
@@ -197,9 +197,9 @@ def test_memory_is_no_part_of_a_runs_name_and_must_be_a_count():
 def test_a_width_that_is_too_small_cuts_nobody_off():
     run = federation()
     wide, _ = play(run, first_state(run), 0, generous(run, 0))
-    room = replace(generous(run, 0), width=1, needs=[])
-    narrow, _ = play(run, first_state(run), 0, room)
-    assert bool(room.fits())
+    capacity = replace(generous(run, 0), width=1, needs=[])
+    narrow, _ = play(run, first_state(run), 0, capacity)
+    assert bool(capacity.fits())
     assert torch.equal(wide.uploads, narrow.uploads)
 
 
@@ -210,8 +210,8 @@ class Keeps(noisegate.Mean):
         return replace(super().__call__(view, {}), memory={"first": memory.get("first", view.uploads[1:])})
 
 
-def test_what_a_rule_remembers_is_not_overwritten():
-    run = replace(federation(), rule=Keeps())
+def test_what_an_aggregator_remembers_is_not_overwritten():
+    run = replace(federation(), aggregator=Keeps())
     state, _ = play(run, first_state(run), 0)
     first = state.uploads[1:].clone()
     for t in range(1, 5):
@@ -223,9 +223,9 @@ def test_what_a_rule_remembers_is_not_overwritten():
 def test_a_round_that_does_not_fit_says_so(field):
     run = federation()
     for size, fits in ((10_000, True), (3, False)):
-        room = replace(generous(run, 0), **{field: size}, needs=[])
-        play(run, first_state(run), 0, room)
-        assert bool(room.fits()) == fits
+        capacity = replace(generous(run, 0), **{field: size}, needs=[])
+        play(run, first_state(run), 0, capacity)
+        assert bool(capacity.fits()) == fits
 
 
 class Upside(noisegate.LabelFlip):
@@ -235,13 +235,13 @@ class Upside(noisegate.LabelFlip):
         return x, y + 100
 
 
-def test_labels_that_do_not_exist_do_not_fit_and_are_refused_without_room():
+def test_labels_that_do_not_exist_do_not_fit_and_are_refused_without_capacity():
     run = replace(federation(), attack=Upside())
     with pytest.raises(SpecError, match="labels 0 to 3"):
         play(run, first_state(run), 0)
-    room = generous(run, 0)
-    play(run, first_state(run), 0, room)
-    assert not bool(room.fits())
+    capacity = generous(run, 0)
+    play(run, first_state(run), 0, capacity)
+    assert not bool(capacity.fits())
 
 
 class Blackout(noisegate.LabelFlip):
@@ -259,7 +259,7 @@ class Blackout(noisegate.LabelFlip):
 @pytest.mark.parametrize("at_once", [2, 99])
 def test_poisoned_pictures_are_those_that_liars_train_on_and_nobody_else(in_place, at_once, monkeypatch):
     monkeypatch.setattr("noisegate.simulate.round.POISONED_AT_ONCE", 7)
-    clean = replace(federation(), attack=noisegate.Honest(), sigma=0.0, rule=noisegate.Mean())
+    clean = replace(federation(), attack=noisegate.Honest(), sigma=0.0, aggregator=noisegate.Mean())
     black = replace(clean, attack=Blackout(in_place))
     pool = clean.x.clone()
     for run in (clean, black):
@@ -335,13 +335,13 @@ def test_training_does_not_wait_for_an_examination_but_whoever_asks_gets_every_l
     training = Training(setup.federation, start(setup.federation), setup.x_test, setup.y_test, 8)
     gate.clear()
     for _ in range(12):
-        abreast([training])
+        side_by_side([training])
     assert training.settled().rounds == 12
     assert training.settled().curve == ()  # still being examined
     gate.set()
     assert [line["round"] for line in training.settled(wait=True).curve] == [8]
     while not training.over:
-        abreast([training])
+        side_by_side([training])
     assert [line["round"] for line in training.settled().curve] == [8, 16, 20]
 
 
@@ -379,10 +379,10 @@ def test_runs_together_are_the_runs_one_by_one():
         assert replace(found, seconds=0.0, ms_per_round=0.0) == replace(alone, seconds=0.0, ms_per_round=0.0)
 
 
-def test_abreast_takes_everyone_ahead():
+def test_side_by_side_takes_everyone_ahead():
     setups = [ready(), ready(seed=2)]
     trainings = [Training(s.federation, start(s.federation), s.x_test, s.y_test, 20) for s in setups]
-    abreast(trainings)
+    side_by_side(trainings)
     assert [training.played for training in trainings] == [1, 1]  # on a CPU there is nothing to queue
 
 

@@ -229,7 +229,7 @@ def test_a_file_that_is_too_large_is_not_read(folder, monkeypatch):
     monkeypatch.setattr(checkpoints, "ROOM", 0)
     monkeypatch.setattr(checkpoints, "LARGER", 4)
     with (folder / NAME).open("ab") as file:
-        file.truncate(2**33)  # 8 GiB of nothing, which take no room on the disk
+        file.truncate(2**33)  # 8 GiB of nothing, which take no capacity on the disk
     monkeypatch.setattr(Path, "read_bytes", never)
     refused(folder, "larger than the")
 
@@ -364,8 +364,8 @@ def test_a_damaged_failure_is_a_failure(tmp_path, content):
 class Short:
     """A disk that is full after some bytes: it takes a part of what it is given, and then nothing."""
 
-    def __init__(self, monkeypatch, room: int) -> None:
-        self.room, opened = room, Path.open
+    def __init__(self, monkeypatch, capacity: int) -> None:
+        self.capacity, opened = capacity, Path.open
 
         def opening(path, mode="r", *rest, **more):
             file = opened(path, mode, *rest, **more)
@@ -373,8 +373,8 @@ class Short:
                 write = file.write
 
                 def writing(content):
-                    write(content[: self.room])
-                    self.room -= min(self.room, len(content))
+                    write(content[: self.capacity])
+                    self.capacity -= min(self.capacity, len(content))
                     raise OSError(errno.ENOSPC, "No space left on device")
 
                 file = Wrapped(file, writing)

@@ -1,4 +1,4 @@
-"""What strangers send, and what strangers' code is shown: nothing of it raises, lies or reaches what is not its own."""
+"""What plugins send, and what plugins' code is shown: nothing of it raises, lies or reaches what is not its own."""
 
 import functools
 import itertools
@@ -306,15 +306,15 @@ def test_an_attack_that_overwrites_all_it_can_reach_changes_nothing(federation):
 
 @dataclass(frozen=True)
 class Keeper(Mean):
-    """A rule that keeps what it is handed as its memory."""
+    """An aggregator that keeps what it is handed as its state."""
 
-    def __call__(self, view, memory):
-        verdict = super().__call__(view, memory)
-        return replace(verdict, memory={"uploads": view.uploads, "last": view.last})
+    def __call__(self, view, state):
+        verdict = super().__call__(view, state)
+        return replace(verdict, state={"uploads": view.uploads, "last": view.last})
 
 
 def test_what_an_attack_learns_of_a_verdict_is_a_copy(federation):
-    clean, spied = (rounds(replace(federation, attack=attack, rule=Keeper())) for attack in (Blank(), Spy()))
+    clean, spied = (rounds(replace(federation, attack=attack, aggregator=Keeper())) for attack in (Blank(), Spy()))
     assert torch.equal(clean.params, spied.params)
     assert torch.equal(clean.uploads, spied.uploads)
 
@@ -349,39 +349,39 @@ def test_a_view_can_be_made_of_a_view_and_of_plain_functions():
     assert isinstance(again.rng, torch.Generator)
 
 
-# --- what a rule may do ----------------------------------------------------------------------------------------------
+# --- what an aggregator may do --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Scribbler(Mean):
-    """A rule that writes to what it is handed."""
+    """An aggregator that writes to what it is handed."""
 
     where: str = "uploads"
 
-    def __call__(self, view, memory):
-        verdict = super().__call__(view, memory)
-        if self.where == "memory" and memory:
-            memory["mine"].add_(1)
+    def __call__(self, view, state):
+        verdict = super().__call__(view, state)
+        if self.where == "state" and state:
+            state["mine"].add_(1)
         if self.where in ("uploads", "last"):
             getattr(view, self.where).mul_(2)
-        return replace(verdict, memory={"mine": torch.zeros(3)})
+        return replace(verdict, state={"mine": torch.zeros(3)})
 
 
-@pytest.mark.parametrize("where", ["uploads", "last", "memory"])
-def test_a_rule_that_writes_to_what_it_is_handed_is_refused(federation, where):
-    """What everyone sent last is the workers' own, and a memory that was handed over may be needed again."""
+@pytest.mark.parametrize("where", ["uploads", "last", "state"])
+def test_an_aggregator_that_writes_to_what_it_is_handed_is_refused(federation, where):
+    """What everyone sent last is the workers' own, and a state that was handed over may be needed again."""
     with pytest.raises(SpecError, match=f"wrote to .*{where}"):
-        rounds(replace(federation, rule=Scribbler(where=where)))
+        rounds(replace(federation, aggregator=Scribbler(where=where)))
 
 
 @dataclass(frozen=True)
 class Odd(Mean):
-    """A rule whose verdict is none."""
+    """An aggregator whose verdict is none."""
 
     what: str = ""
 
-    def __call__(self, view, memory):
-        verdict = super().__call__(view, memory)
+    def __call__(self, view, state):
+        verdict = super().__call__(view, state)
         return {
             "number": 3,
             "update": replace(verdict, update=verdict.update[:1]),
@@ -389,7 +389,7 @@ class Odd(Mean):
             "kept": replace(verdict, kept=verdict.kept[:-1]),
             "reason": replace(verdict, reason=None),
             "score": replace(verdict, score=verdict.score[None]),
-            "memory": replace(verdict, memory={"notes": [1, 2]}),
+            "state": replace(verdict, state={"notes": [1, 2]}),
         }[self.what]
 
 
@@ -402,28 +402,28 @@ class Odd(Mean):
         ("kept", "the kept of its verdict"),
         ("reason", "the reason of its verdict"),
         ("score", "the score of its verdict"),
-        ("memory", "its memory must hold tensors only"),
+        ("state", "its state must hold tensors only"),
     ],
 )
 def test_a_verdict_that_is_none_is_refused(federation, what, says):
     with pytest.raises(SpecError, match=says):
-        rounds(replace(federation, rule=Odd(what=what)), 1)
+        rounds(replace(federation, aggregator=Odd(what=what)), 1)
 
 
-def test_what_a_rule_keeps_of_what_it_is_handed_stays_as_it_was(federation):
+def test_what_an_aggregator_keeps_of_what_it_is_handed_stays_as_it_was(federation):
     kept = []
 
     @dataclass(frozen=True)
     class Remembers(Mean):
-        def __call__(self, view, memory):
-            kept.append((dict(memory), {"uploads": view.uploads.clone(), "last": view.last.clone()}))
-            verdict = super().__call__(view, memory)
-            return replace(verdict, memory={"uploads": view.uploads, "last": view.last[1:]})
+        def __call__(self, view, state):
+            kept.append((dict(state), {"uploads": view.uploads.clone(), "last": view.last.clone()}))
+            verdict = super().__call__(view, state)
+            return replace(verdict, state={"uploads": view.uploads, "last": view.last[1:]})
 
-    rounds(replace(federation, rule=Remembers()), 3)
-    for (_, handed), (memory, _) in itertools.pairwise(kept):
-        assert torch.equal(memory["uploads"], handed["uploads"])
-        assert torch.equal(memory["last"], handed["last"][1:])
+    rounds(replace(federation, aggregator=Remembers()), 3)
+    for (_, handed), (state, _) in itertools.pairwise(kept):
+        assert torch.equal(state["uploads"], handed["uploads"])
+        assert torch.equal(state["last"], handed["last"][1:])
 
 
 # --- what a malformed upload is remembered as ------------------------------------------------------------------------

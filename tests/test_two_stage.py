@@ -62,22 +62,22 @@ SETTINGS = [
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("top", [1, 4, 12])
 def test_two_stage_is_the_loop_over_the_printed_algorithms(settings, top):
-    rule, memory = TwoStage(**settings), {}
+    aggregator, state = TwoStage(**settings), {}
     oracle = FilterGradient(
         S,
         top,
-        stages=rule.stages,
-        normalize=rule.server_gradient == "normalized",
-        server_momentum=rule.server_momentum,
-        divide_by_all=rule.divisor == "workers",
+        stages=aggregator.stages,
+        normalize=aggregator.server_gradient == "normalized",
+        server_momentum=aggregator.server_momentum,
+        divide_by_all=aggregator.divisor == "workers",
     )
     seen = set()
     for t in range(6):
         uploads, auxiliary = round_of_uploads(t)
         ties = torch.randperm(len(uploads), generator=stream(t, "ties"))
         view = view_of(uploads, auxiliary, top, ties)
-        verdict = rule(view, memory)
-        memory = verdict.memory
+        verdict = aggregator(view, state)
+        state = verdict.state
         update, kept, scores = oracle.round(
             view.uploads.double().numpy(), view.present.tolist(), auxiliary.double().numpy(), ties.tolist()
         )
@@ -85,25 +85,25 @@ def test_two_stage_is_the_loop_over_the_printed_algorithms(settings, top):
         np.testing.assert_allclose(verdict.update, update, rtol=0, atol=CLOSE)
         np.testing.assert_allclose(verdict.score, scores, rtol=CLOSE, atol=CLOSE * 100)
         seen |= {Reason(code) for code in verdict.reason.tolist()}
-    first = set() if rule.stages == 2 else {Reason.NORM, Reason.DISTRIBUTION}
-    second = set() if rule.stages == 1 or top == 12 else {Reason.SCORE}
+    first = set() if aggregator.stages == 2 else {Reason.NORM, Reason.DISTRIBUTION}
+    second = set() if aggregator.stages == 1 or top == 12 else {Reason.SCORE}
     assert seen == {Reason.KEPT, Reason.MALFORMED} | first | second
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_the_verdict_tells_the_truth(settings):
-    rule, memory = TwoStage(**settings), {}
+    aggregator, state = TwoStage(**settings), {}
     for t in range(4):
         uploads, auxiliary = round_of_uploads(t)
-        verdict = rule(view_of(uploads, auxiliary, 5), memory)
-        memory = verdict.memory
+        verdict = aggregator(view_of(uploads, auxiliary, 5), state)
+        state = verdict.state
         assert torch.equal(verdict.kept, verdict.reason == Reason.KEPT.value)
         rows = uploads[verdict.kept]
-        count = len(uploads) if rule.divisor == "workers" else len(rows)
+        count = len(uploads) if aggregator.divisor == "workers" else len(rows)
         torch.testing.assert_close(verdict.update, rows.sum(0) / count, rtol=CLOSE, atol=CLOSE)
         malformed = ~uploads.isfinite().all(1)
         assert torch.equal(verdict.reason == Reason.MALFORMED.value, malformed)
-        assert all(isinstance(value, torch.Tensor) for value in memory.values())
+        assert all(isinstance(value, torch.Tensor) for value in state.values())
 
 
 def test_each_bad_upload_gets_its_reason():
@@ -134,10 +134,10 @@ AXIS = torch.tensor([[1.0, 0.0]])
 
 
 def test_scores_below_the_mean_of_the_top_are_set_to_zero_and_the_rest_adds_up():
-    rule = TwoStage(stages=2)
-    first = rule(view_of(scored(4, 2, 1, -3), AXIS, 2), {})
+    aggregator = TwoStage(stages=2)
+    first = aggregator(view_of(scored(4, 2, 1, -3), AXIS, 2), {})
     assert first.score.tolist() == [4, 0, 0, 0]  # the mean of the top two is 3
-    second = rule(view_of(scored(0, 5, 6, 1), AXIS, 2), first.memory)
+    second = aggregator(view_of(scored(0, 5, 6, 1), AXIS, 2), first.state)
     assert second.score.tolist() == [4, 0, 6, 0]  # 5 lies below 5.5
     assert second.kept.tolist() == [True, False, True, False]
 
@@ -150,10 +150,10 @@ def test_where_all_scores_are_negative_those_above_the_mean_count_as_they_are():
 
 def test_a_selected_worker_whose_upload_fails_stage_one_today_is_not_used():
     good = S * torch.randn(4, D, generator=stream(9, "good"))
-    rule, auxiliary = TwoStage(), good[:1].clone()
-    first = rule(view_of(good, auxiliary, 1), {})
+    aggregator, auxiliary = TwoStage(), good[:1].clone()
+    first = aggregator(view_of(good, auxiliary, 1), {})
     assert first.kept.tolist() == [True, False, False, False]
-    second = rule(view_of(torch.cat([3 * good[:1], good[1:]]), auxiliary, 1), first.memory)
+    second = aggregator(view_of(torch.cat([3 * good[:1], good[1:]]), auxiliary, 1), first.state)
     assert second.reason.tolist() == [Reason.NORM, Reason.SCORE, Reason.SCORE, Reason.SCORE]
     assert torch.equal(second.update, torch.zeros(D))
     assert second.score[0] == first.score[0] > 0  # it scored zero today, and keeps what it had
@@ -166,29 +166,29 @@ def test_ties_go_by_the_given_order_and_not_by_position():
 
 
 def test_the_servers_momentum_is_a_moving_average_of_its_gradient():
-    rule = TwoStage(stages=2, server_momentum=0.75)
-    first = rule(view_of(scored(1, 2), torch.tensor([[1.0, 0.0], [3.0, 0.0]]), 1), {})
-    assert first.memory["gradient"].tolist() == [2.0, 0.0]
-    second = rule(view_of(scored(1, 2), torch.tensor([[0.0, 4.0]]), 1), first.memory)
-    assert second.memory["gradient"].tolist() == [1.5, 1.0]
+    aggregator = TwoStage(stages=2, server_momentum=0.75)
+    first = aggregator(view_of(scored(1, 2), torch.tensor([[1.0, 0.0], [3.0, 0.0]]), 1), {})
+    assert first.state["gradient"].tolist() == [2.0, 0.0]
+    second = aggregator(view_of(scored(1, 2), torch.tensor([[0.0, 4.0]]), 1), first.state)
+    assert second.state["gradient"].tolist() == [1.5, 1.0]
 
 
 def test_a_normalized_server_gradient_weighs_every_example_alike():
     auxiliary = torch.tensor([[100.0, 0.0], [0.0, 0.01]])
     verdict = TwoStage(stages=2, server_gradient="normalized")(view_of(scored(1, 2), auxiliary, 1), {})
-    assert verdict.memory["gradient"].tolist() == [0.5, 0.5]
+    assert verdict.state["gradient"].tolist() == [0.5, 0.5]
     plain = TwoStage(stages=2)(view_of(scored(1, 2), auxiliary, 1), {})
-    assert plain.memory["gradient"].tolist() == pytest.approx([50.0, 0.005])
+    assert plain.state["gradient"].tolist() == pytest.approx([50.0, 0.005])
 
 
-def test_the_rule_leaves_its_view_and_memory_alone():
+def test_the_aggregator_leaves_its_view_and_state_alone():
     uploads, auxiliary = round_of_uploads(1)
     view = view_of(uploads, auxiliary, 5)
-    memory = TwoStage()(view, {}).memory
-    before = view.uploads.clone(), {key: value.clone() for key, value in memory.items()}
-    TwoStage(server_momentum=0.5)(view, memory)
+    state = TwoStage()(view, {}).state
+    before = view.uploads.clone(), {key: value.clone() for key, value in state.items()}
+    TwoStage(server_momentum=0.5)(view, state)
     assert torch.equal(view.uploads, before[0])
-    assert all(torch.equal(memory[key], value) for key, value in before[1].items())
+    assert all(torch.equal(state[key], value) for key, value in before[1].items())
 
 
 @pytest.mark.parametrize(

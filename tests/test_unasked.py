@@ -1,4 +1,4 @@
-"""Rules and attacks never ask a CUDA device for a number, so that a round can be recorded. Tested without one.
+"""Aggregators and attacks never ask a CUDA device for a number, so that a round can be recorded. Tested without one.
 
 A tensor that says it lies on a CUDA device takes the lines that are meant for one, and computes on the CPU all the
 same: so these lines are also held against those for a CPU.
@@ -18,10 +18,10 @@ from noisegate.streams import stream
 from noisegate.views import ServerView, Verdict
 from test_conformance import (
     BELIEVED,
+    BUILDERS,
     HONEST,
     LIARS,
     NOISE_STD,
-    RULES,
     TENSORS,
     adversary_view,
     honest_uploads,
@@ -29,7 +29,7 @@ from test_conformance import (
     server_view,
 )
 
-# Rules that say in their docstring that they look.
+# Aggregators that say in their docstring that they look.
 LOOKS = {"mda", "guerraoui"}
 
 
@@ -55,10 +55,10 @@ def test_the_trap_snaps():
         assert (values + values.sum()).is_cuda
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("malformed", [False, True])
-def test_a_rule_does_not_ask_and_decides_the_same(name, malformed):
-    rule, memory, told = RULES[name](), {}, {}
+def test_an_aggregator_does_not_ask_and_decides_the_same(name, malformed):
+    aggregator, scratch, told = BUILDERS[name](), {}, {}
     for seed in range(2):
         uploads = honest_uploads(seed)
         uploads[3] = 40.0
@@ -68,17 +68,17 @@ def test_a_rule_does_not_ask_and_decides_the_same(name, malformed):
         there = {each: on_device(getattr(view, each)) for each in TENSORS}
         there["auxiliary"] = lambda normalized, view=view: on_device(view.auxiliary(normalized))
         there["contributions"] = lambda view=view: on_device(view.contributions())
-        plain = rule(view, memory)
+        plain = aggregator(view, scratch)
         if name in LOOKS:
-            verdict = rule(replace(view, **there), told)
+            verdict = aggregator(replace(view, **there), told)
         else:
             with Unasked():
-                verdict = rule(replace(view, **there), told)
+                verdict = aggregator(replace(view, **there), told)
         assert torch.equal(plain.kept, verdict.kept)
         assert torch.equal(plain.reason, verdict.reason)
         torch.testing.assert_close(plain.update, torch.Tensor(verdict.update), atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(plain.score, torch.Tensor(verdict.score), atol=1e-5, rtol=1e-4)
-        memory, told = dict(plain.memory), dict(verdict.memory)
+        scratch, told = dict(plain.memory), dict(verdict.memory)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

@@ -29,7 +29,7 @@ FLOAT32 = 1e-5
 """Relative to the number of examples added: some hundred roundings of 6e-8, far below any wrong term."""
 
 SHORTEST = 1 - 1e-3
-"""A contribution is 2^-14 short of 1 by design and rounding moves it by less; 1e-3 leaves room for neither bug."""
+"""A contribution is 2^-14 short of 1 by design and rounding moves it by less; 1e-3 leaves capacity for neither bug."""
 
 WAYS = ("closed-form", "direct")
 PROPERTY = settings(max_examples=150, deadline=None, derandomize=True)

@@ -1,4 +1,4 @@
-"""Names in a spec become objects here. A catalog is a plain dict; `package.module:Name` loads a stranger's.
+"""Names in a spec become objects here. A catalog is a plain dict; `package.module:Name` loads a plugin's.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
     for key, role in types_of(what, name, kind).items():
         if key in settings and _is_role(role):
             settings[key] = build(f"{what}.{key}", settings[key], table)
-    with _strangers(what, name, "cannot be made"):
+    with _plugins(what, name, "cannot be made"):
         try:
             return kind(**settings)
         except SpecError as error:
@@ -75,7 +75,7 @@ def _is_role(kind: Any) -> bool:
 
 def types_of(what: str, name: str, kind: Callable[..., Any]) -> dict[str, Any]:
     """The settings of the entry of that name and their types."""
-    with _strangers(what, name, "its settings cannot be read"):
+    with _plugins(what, name, "its settings cannot be read"):
         return setting_types(kind)
 
 
@@ -129,18 +129,18 @@ def _describe(kind: Any) -> str:
 
 
 def find(what: str, name: str, table: Table) -> Callable[..., Any]:
-    """The entry of that name, or the stranger's class that it is the path of."""
+    """The entry of that name, or the plugin's class that it is the path of."""
     if ":" in name:
-        return _stranger(what, name)
+        return _plugin(what, name)
     if "." in name and name not in table:
         raise checks.refuse(what, name, "unknown; to load your own, write package.module:Name, with a colon")
     checks.one_of(table, **{what: name})
     return table[name]
 
 
-def _stranger(what: str, path: str) -> Callable[..., Any]:
+def _plugin(what: str, path: str) -> Callable[..., Any]:
     module_name, _, attribute = path.partition(":")
-    with _strangers(what, path, "cannot be loaded", "; write package.module:Name, with its folder on PYTHONPATH"):
+    with _plugins(what, path, "cannot be loaded", "; write package.module:Name, with its folder on PYTHONPATH"):
         found = getattr(importlib.import_module(module_name), attribute)
     if not callable(found):
         raise checks.refuse(what, path, "is not a class")
@@ -148,8 +148,8 @@ def _stranger(what: str, path: str) -> Callable[..., Any]:
 
 
 @contextmanager
-def _strangers(what: str, path: str, problem: str, remedy: str = "") -> Iterator[None]:
-    """Whatever a stranger's code raises here, also to end the process, is a SpecError. Ctrl-C is not the stranger's."""
+def _plugins(what: str, path: str, problem: str, remedy: str = "") -> Iterator[None]:
+    """Whatever a plugin's code raises here, also to end the process, is a SpecError. Ctrl-C is not the plugin's."""
     if ":" not in path:
         yield
         return

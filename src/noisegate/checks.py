@@ -43,13 +43,13 @@ def shown(value: object) -> str:
         return f"a whole number of about {int(value.bit_length() * math.log10(2)) + 1} digits"
     try:
         text = plain(repr(value))
-    except Exception:  # noqa: BLE001  # it may be of a stranger's class, or nested too deeply
+    except Exception:  # noqa: BLE001  # it may be of a plugin's class, or nested too deeply
         return f"<{type(value).__name__}>"
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
 
 
 def told(error: BaseException) -> str:
-    """An error's own words on one line, if it has any. It may be of a stranger's class."""
+    """An error's own words on one line, if it has any. It may be of a plugin's class."""
     try:
         return plain(" ".join(str(error).split()))[: 5 * MOST_SHOWN]
     except Exception:  # noqa: BLE001  # even to ask for its words may raise

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from noisegate.capacity import Room
+from noisegate.capacity import Capacity
 from noisegate.checks import count, positive, refuse
 from noisegate.entropy import Randomness, uniforms
 from noisegate.errors import PrivacyError
@@ -50,7 +50,7 @@ class Batch:
     """The drawn examples of n workers in one row, worker after worker.
 
     owner: (E,) the worker of each. flat: (E,) its place among everyone's examples, owner * longest + its own number.
-    Where there was a `Room`, the end of a part may be empty places: the last one always is. Their owner is n.
+    Where there was a `Capacity`, the end of a part may be empty places: the last one always is. Their owner is n.
     """
 
     owner: Tensor
@@ -58,15 +58,15 @@ class Batch:
     parts: tuple[Part, ...]
 
 
-def gather(drawn: Tensor, workers: int, room: Room | None = None) -> Batch:
+def gather(drawn: Tensor, workers: int, capacity: Capacity | None = None) -> Batch:
     """The examples that `drawn` (n, longest) marks, in parts of at most so many workers each.
 
-    Without room every part is as large as it needs to be. With room it has `room.total` places and one that stays
-    empty.
+    Without capacity every part is as large as it needs to be. With capacity it has `capacity.total` places and one
+    that stays empty.
     """
     n, longest = drawn.shape
     slices = [slice(first, min(first + workers, n)) for first in range(0, n, workers)]
-    if room is None:
+    if capacity is None:
         flat = drawn.flatten().nonzero().flatten()
         owner = flat // longest
         counts = torch.bincount(owner, minlength=n).tolist()
@@ -76,13 +76,13 @@ def gather(drawn: Tensor, workers: int, room: Room | None = None) -> Batch:
             parts.append(Part(part, here, owner[here] - part.start, max(1, *counts[part])))
             begin = here.stop
         return Batch(owner, flat, tuple(parts))
-    parts, flats, owners, size = [], [], [], room.total + 1
+    parts, flats, owners, size = [], [], [], capacity.total + 1
     for i, part in enumerate(slices):
         k = part.stop - part.start
         flat = torch.nonzero_static(drawn[part].flatten(), size=size, fill_value=k * longest).flatten()
         own = flat // longest
-        room.need(own[-1] == k)
-        parts.append(Part(part, slice(i * size, (i + 1) * size), own, room.width))
+        capacity.need(own[-1] == k)
+        parts.append(Part(part, slice(i * size, (i + 1) * size), own, capacity.width))
         flats.append(flat)
         owners.append(own)
     if len(parts) == 1:

@@ -14,13 +14,13 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from noisegate.capacity import Room
+from noisegate.capacity import Capacity
 from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 from noisegate.vectors import as_rows as as_rows
 from noisegate.vectors import receive as receive
 
-Memory = Mapping[str, Tensor]
+State = Mapping[str, Tensor]
 
 
 class Reason(IntEnum):
@@ -51,24 +51,24 @@ TESTS = (Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION, Reason.EVIDENCE, Re
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a rule decided in one round.
+    """What an aggregator decided in one round.
 
     update: (d,) direction of descent; zero if nobody was kept.
     kept: (n,) whose upload is in the update. `kept[i]` exactly when `reason[i]` is KEPT.
     reason: (n,) a `Reason` for each worker.
-    score: (n,) what the rule ranks by (zero where it ranks by nothing).
-    memory: handed back to the rule next round; tensors only, so that it can be saved.
-        A round may be played again, so a rule answers with new tensors and writes to none that it was handed.
+    score: (n,) what the aggregator ranks by (zero where it ranks by nothing).
+    state: handed back to the aggregator next round; tensors only, so that it can be saved.
+        A round may be played again, so an aggregator answers with new tensors and writes to none that it was handed.
     """
 
     update: Tensor
     kept: Tensor
     reason: Tensor
     score: Tensor
-    memory: Memory = field(default_factory=dict)
+    state: State = field(default_factory=dict)
 
     def copy(self) -> "Verdict":
-        """The same in memory of its own, without the rule's memory: what an adversary is shown of a verdict."""
+        """The same in memory of its own, without the aggregator's state: what an adversary is shown of a verdict."""
         return Verdict(self.update.clone(), self.kept.clone(), self.reason.clone(), self.score.clone())
 
 
@@ -76,18 +76,18 @@ class Verdict:
 class ServerView:
     """All that a server knows in one round.
 
-    What it holds is the round's own, and will be overwritten: a rule that wants to keep it makes a copy.
+    What it holds is the round's own, and will be overwritten: an aggregator that wants to keep it makes a copy.
 
     uploads: (n, d), finite; a malformed upload is a row of zeros.
     norms: (n,) their lengths.
-    present: (n,) False for a malformed upload, which no rule may keep.
+    present: (n,) False for a malformed upload, which no aggregator may keep.
     noise_std: per-coordinate standard deviation s of the noise in an honest upload.
     believed_honest: how many workers the server believes honest, k = ceil(gamma n).
     auxiliary: gives (d,) the mean gradient of the server's own examples at the current model, as `auxiliary(False)`;
         as `auxiliary(True)` each of them is scaled to length 1 first. An example without a finite gradient counts as
         zeros.
     ties: (n,) a fresh random order of the workers; equal scores are ranked by it.
-    memory: most bytes that a rule may use beside the uploads.
+    state: most bytes that an aggregator may use beside the uploads.
     batch: b_c, how many examples an honest upload is expected to be made of, and what their sum was divided by.
     largest: what one example can at most add to that sum, in L2.
     contributions: gives (A, d) what each of the server's own examples would on average add to it, in an honest
@@ -103,7 +103,7 @@ class ServerView:
     believed_honest: int
     auxiliary: Callable[[bool], Tensor]
     ties: Tensor
-    memory: int = 2**28
+    scratch: int = 2**28
     batch: int = 16
     largest: float = 1.0
     contributions: Callable[[], Tensor] | None = None
@@ -168,9 +168,10 @@ class AdversaryView:
     see_honest, see_own: give the uploads of the honest workers and of its own; see `honest` and `own`.
     phase: what the attack made of the point that the run has reached.
     stream: gives the generator `rng`.
-    judge: gives the verdict on this round if the adversary's workers sent (M, d) this. It is the server's own rule, but
-        as in a first round, since a rule's memory may tell of the auxiliary data, and with surrogate auxiliary data:
-        examples of the adversary's workers, as many as the server has.
+    judge: gives the verdict on this round if the adversary's workers sent (M, d) this. It is the server's own
+    aggregator, but
+        as in a first round, since an aggregator's state may tell of the auxiliary data, and with surrogate auxiliary
+        data: examples of the adversary's workers, as many as the server has.
     see_gradient: gives the mean gradient of examples that its workers hold; None if they hold none. See `gradient`.
     """
 
@@ -214,10 +215,10 @@ class AdversaryView:
 
 
 @typing.runtime_checkable
-class Rule(Protocol):
+class Aggregator(Protocol):
     """An aggregator: judges one round's uploads."""
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict: ...
+    def __call__(self, view: ServerView, state: State) -> Verdict: ...
 
 
 @typing.runtime_checkable
@@ -279,12 +280,14 @@ class Worker(Protocol):
         """Standard deviation of the noise in a coordinate of an upload, if `added` is that of the noise in `sent`."""
 
 
-def checked_examples(x: Tensor, y: Tensor, count: int, classes: int, room: Room | None = None) -> tuple[Tensor, Tensor]:
+def checked_examples(
+    x: Tensor, y: Tensor, count: int, classes: int, capacity: Capacity | None = None
+) -> tuple[Tensor, Tensor]:
     """Poisoned examples that can be trained on: as many as there were, with labels that exist. SpecError otherwise."""
     form = len(x) == count and y.shape == (count,)
     exist = (y >= 0) & (y < classes)
-    if room:
-        room.need(exist)
-    if not form or (not room and not bool(exist.all())):
+    if capacity:
+        capacity.need(exist)
+    if not form or (not capacity and not bool(exist.all())):
         raise SpecError(f"attack: its poison must give {count} examples with labels 0 to {classes - 1} back")
-    return x, y.clamp(0, classes - 1) if room else y  # a device would stop for good at a label that does not exist
+    return x, y.clamp(0, classes - 1) if capacity else y  # a device would stop for good at a label that does not exist

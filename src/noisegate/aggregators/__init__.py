@@ -1,4 +1,4 @@
-"""Rules by which a server turns uploads into an update. A new one is one file and one line here."""
+"""Aggregators by which a server turns uploads into an update. A new one is one file and one line here."""
 
 from collections.abc import Callable
 from typing import Any

@@ -11,26 +11,26 @@ from torch.nn.functional import embedding_bag
 from noisegate import checks
 from noisegate.aggregators.geometric_median import GeometricMedian
 from noisegate.aggregators.robust import Number, judged
-from noisegate.aggregators.wrapper import ITS_RULE, Wrapper
+from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
 from noisegate.vectors import counting
-from noisegate.views import Memory, Rule, ServerView, Verdict, receive
+from noisegate.views import Aggregator, ServerView, State, Verdict, receive
 
 
 @dataclass(frozen=True)
 class Bucketing(Wrapper):
-    """Average random buckets of uploads, then any rule on the averages.
+    """Average random buckets of uploads, then any aggregator on the averages.
 
-    The averages differ less than the uploads. f liars spoil at most f buckets, so it takes as many as the rule admits
-    of ceil(n / size) uploads; a rule that reckons with no liars admits any number. Where `size` does not divide n, the
-    last bucket is smaller.
+    The averages differ less than the uploads. f liars spoil at most f buckets, so it takes as many as the aggregator
+    admits of ceil(n / size) uploads; an aggregator that reckons with no liars admits any number. Where `size` does not
+    divide n, the last bucket is smaller.
 
-    rule: what judges the averages. Their noise has standard deviation s / sqrt(size).
+    aggregator: what judges the averages. Their noise has standard deviation s / sqrt(size).
     size: uploads in a bucket.
-    score: what the rule gives to an upload's bucket.
+    score: what the aggregator gives to an upload's bucket.
     """
 
-    needs: ClassVar[str] = f"for ceil(n / size) averages, f of them spoiled, {ITS_RULE}"
-    rule: Rule = field(default_factory=GeometricMedian)
+    needs: ClassVar[str] = f"for ceil(n / size) averages, f of them spoiled, {INNER_NEEDS}"
+    aggregator: Aggregator = field(default_factory=GeometricMedian)
     size: int = 2
 
     def __post_init__(self) -> None:
@@ -47,7 +47,7 @@ class Bucketing(Wrapper):
         """As many as there are buckets."""
         return -(-workers // self.size)
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         member = buckets(view, self.size)
         means = averages(view.uploads, member, self.size)
         number, d = means.shape
@@ -61,10 +61,10 @@ class Bucketing(Wrapper):
             believed_honest=max(1, number - self.reckoned(len(view.present), view.believed_honest)),
             ties=counting(number, means.device),  # the buckets are in random order already
         )
-        verdict = self.rule(seen, memory)
+        verdict = self.aggregator(seen, state)
         kept = (member & verdict.kept[:, None]).any(0)
         score = torch.where(member, verdict.score[:, None], 0.0).sum(0)
-        return judged(view, verdict.update, kept, score, verdict.memory)
+        return judged(view, verdict.update, kept, score, verdict.state)
 
 
 def buckets(view: ServerView, size: int) -> Tensor:

@@ -11,7 +11,7 @@ from noisegate.aggregators.krum import krum_scores
 from noisegate.aggregators.ranks import mean_near_median
 from noisegate.aggregators.robust import Number, Robust, judged
 from noisegate.vectors import counting
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 FARTHEST = 1e200
 """Stands for an upload's distance to itself, which never counts: above any other, but not infinite."""
@@ -35,11 +35,11 @@ class Bulyan(Robust):
         """(n - 3) / 4."""
         return (workers - 3) // 4
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         n, f = self.counts(view)
         apart = distances_of(view)
         chosen = chosen_in_turn(apart, view, n, f)
-        update = mean_near_median(view.uploads, chosen, n - 4 * f, view.memory)
+        update = mean_near_median(view.uploads, chosen, n - 4 * f, view.scratch)
         return judged(view, update, chosen, krum_scores(apart, n - f - 2))
 
 

@@ -11,7 +11,7 @@ from noisegate import checks
 from noisegate.aggregators.distances import ROUNDING
 from noisegate.aggregators.robust import Number, Robust, judged
 from noisegate.errors import SpecError
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,13 @@ class CenteredClipping(Robust):
         """(n - 1) / 2: what holds the update is that most differences are honest."""
         return (workers - 1) // 2
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         radius, norms = self._radius(view), view.norms.double()
-        center, left = stepped(memory.get("center"), radius, view, norms)
+        center, left = stepped(state.get("center"), radius, view, norms)
         for _ in range(self.iterations - 1):
             center, left = stepped(center, radius, view, norms)
         # With nobody there, an update would be the server's own invention.
-        return judged(view, center * view.present.any(), score=left, memory={"center": center})
+        return judged(view, center * view.present.any(), score=left, state={"center": center})
 
     def _radius(self, view: ServerView) -> float:
         radius = view.noise_std * math.sqrt(view.uploads.shape[1]) if self.radius is None else self.radius

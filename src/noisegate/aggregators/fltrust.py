@@ -8,7 +8,7 @@ import torch
 from noisegate import checks
 from noisegate.aggregators.distances import LONGEST
 from noisegate.aggregators.robust import judged
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 SHORTEST = 1e-18
 """An upload that is not longer has no direction: the squares of its coordinates leave the range of float32."""
@@ -31,7 +31,7 @@ class FLTrust:
     def __post_init__(self) -> None:
         checks.one_of(("plain", "normalized"), server_gradient=self.server_gradient)
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         gradient = view.auxiliary(self.server_gradient == "normalized").nan_to_num(0.0, 0.0, 0.0)
         length = torch.linalg.vector_norm(gradient, dtype=torch.float64)
         # By its direction alone, no product is longer than an upload: none overflows.

@@ -17,7 +17,7 @@ from noisegate.aggregators.known import COMMON, PROBES, TINY, Known, speeds
 from noisegate.aggregators.noise_tests import honest_lengths, ks_rejects, room_for_signal
 from noisegate.aggregators.probed import Probed
 from noisegate.errors import SpecError
-from noisegate.views import Memory, Reason, ServerView, Verdict
+from noisegate.views import Reason, ServerView, State, Verdict
 
 TESTS = 4
 """Length, distribution, evidence, copies: each may refuse a fourth of the honest uploads that all may."""
@@ -68,7 +68,7 @@ class Fortified:
         """It must know a worker again in the next round."""
         return True
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         chance = self.refused / 1000 / TESTS
         own = _contributions(view)
         n, d = view.uploads.shape
@@ -78,7 +78,7 @@ class Fortified:
         alone = Alone.of(view, low, high, chance)
 
         # 2. Where it lies along directions that were fixed before the round.
-        known = Known.of(memory, view)
+        known = Known.of(state, view)
         probed = Probed.of(view, own, known, high / math.sqrt(d))
 
         # 3. What that says of it, added up over the rounds: evidence against it, how much to trust it, and how far off
@@ -147,7 +147,7 @@ class Alone(NamedTuple):
         rejected = None
         if view.noise_std:
             room = room_for_signal(view.uploads.shape[1], view.noise_std, view.largest)
-            rejected = ks_rejects(view.uploads, view.noise_std, chance, view.memory, room)
+            rejected = ks_rejects(view.uploads, view.noise_std, chance, view.scratch, room)
         if kernels.fused(view.norms):
             from noisegate.kernels import judging
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.aggregators.distances import LONGEST, inner_products, shortening
 from noisegate.aggregators.robust import Number, Robust, judged
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 SMALLEST = 1e-30
 """The least smoothing: a pull of 1 / smoothing must be a number."""
@@ -54,7 +54,7 @@ class GeometricMedian(Robust):
         """(n - 1) / 2: with half of the uploads the median can be put anywhere."""
         return (workers - 1) // 2
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         products = inner_products(view.uploads, view.norms)
         weights = self._weights(products, view.present, self._smoothing(view))
         shares = (weights * shortening(view.norms)).to(view.uploads.dtype)

@@ -1,30 +1,32 @@
-"""A robust rule for workers with momentum and large batches (Guerraoui, Gupta, Pinot, Rouault and Stephan, 2021)."""
+"""A robust aggregator for workers with momentum and large batches (Guerraoui, Gupta, Pinot, Rouault and Stephan,
+2021).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from noisegate.aggregators.mda import MDA
-from noisegate.aggregators.wrapper import ITS_RULE, Wrapper
-from noisegate.views import Memory, Rule, ServerView, Verdict
+from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
+from noisegate.views import Aggregator, ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
 class Guerraoui(Wrapper):
-    """Any robust rule, on clipped gradients with momentum and large batches.
+    """Any robust aggregator, on clipped gradients with momentum and large batches.
 
-    The rule is all that the server does; what is theirs are the workers and the settings that come with the name.
+    The aggregator is all that the server does; what is theirs are the workers and the settings that come with the name.
 
-    rule: minimum diameter averaging unless given, as in the code of their first paper. It reckons with the same f.
-    The batch is 64 of the 70 examples that each of 20 workers has of the smallest data set here; they had up to 500.
+    aggregator: minimum diameter averaging unless given, as in the code of their first paper. It reckons with the same
+    f. The batch is 64 of the 70 examples that each of 20 workers has of the smallest data set here; they had up to 500.
     The rate is that of 0.5, 0.7, 1 and 1.4 with which it learned best on digits at epsilon 2, without liars.
     """
 
-    needs: ClassVar[str] = ITS_RULE
+    needs: ClassVar[str] = INNER_NEEDS
     goes_with: ClassVar[Mapping[str, Any]] = {"worker": "clipped-momentum", "batch": 64, "rate": 1.0}
-    rule: Rule = field(default_factory=MDA)
+    aggregator: Aggregator = field(default_factory=MDA)
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         workers = len(view.present)
         honest = workers - self.reckoned(workers, view.believed_honest)
-        return self.rule(replace(view, believed_honest=honest), memory)
+        return self.aggregator(replace(view, believed_honest=honest), state)

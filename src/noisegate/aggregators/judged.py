@@ -1,4 +1,4 @@
-"""What the rule `fortified` makes of where uploads lie: evidence against workers, and trust in them."""
+"""What the aggregator `fortified` makes of where uploads lie: evidence against workers, and trust in them."""
 
 from typing import NamedTuple
 

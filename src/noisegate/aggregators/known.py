@@ -1,4 +1,4 @@
-"""What the rule `fortified` remembers from round to round."""
+"""What the aggregator `fortified` remembers from round to round."""
 
 import functools
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from noisegate.aggregators.evidence import SIZES
 from noisegate.errors import StoreError
-from noisegate.views import Memory, ServerView
+from noisegate.views import ServerView, State
 
 SPEEDS = (0.3, 0.05, 0.01)
 """Of the moving averages of past updates: over some 3, 20 and 100 rounds."""
@@ -27,7 +27,7 @@ TINY = 1e-30
 
 
 class Known(NamedTuple):
-    """What the rule remembers of past rounds.
+    """What the aggregator remembers of past rounds.
 
     evidence: (n, bounds, sizes) against each worker. trust: (n,) in each. agreed: (n,) moving averages of how far each
     lies along the server's gradient, which began at nothing; aged: () what such an average of ones would be by now.
@@ -54,12 +54,12 @@ class Known(NamedTuple):
     clear: Tensor
 
     @classmethod
-    def of(cls, memory: Memory, view: ServerView) -> "Known":
-        """From the rule's memory; nothing at all before the first round."""
-        if memory:
-            if memory.keys() != set(cls._fields):
-                raise StoreError("aggregator 'fortified': its memory is that of another version; start the run anew")
-            return cls(**{name: memory[name] for name in cls._fields})
+    def of(cls, state: State, view: ServerView) -> "Known":
+        """From the aggregator's state; nothing at all before the first round."""
+        if state:
+            if state.keys() != set(cls._fields):
+                raise StoreError("aggregator 'fortified': its state is that of another version; start the run anew")
+            return cls(**{name: state[name] for name in cls._fields})
         n, d = view.uploads.shape
         new = view.uploads.new_zeros
         nobody = torch.zeros_like(view.present)

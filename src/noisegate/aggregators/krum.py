@@ -11,7 +11,7 @@ from noisegate.aggregators.average import average_of
 from noisegate.aggregators.distances import distances_of, lowest
 from noisegate.aggregators.robust import Number, Robust, judged
 from noisegate.vectors import counting
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 
 def krum_scores(apart: Tensor, neighbors: int | Tensor) -> Tensor:
@@ -41,12 +41,12 @@ class MultiKrum(Robust):
         return (workers - 3) // 2
 
     def check(self, workers: int, f: int | None = None) -> None:
-        """As for every rule; and there must be as many as are to be kept."""
+        """As for every aggregator; and there must be as many as are to be kept."""
         super().check(workers, f)
         if self.keep is not None and self.keep > workers:
             raise checks.refuse("keep", self.keep, f"must be at most the {workers} workers there are")
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         n, f = self.counts(view)
         score = krum_scores(distances_of(view), n - f - 2)
         kept = lowest(score, view, n - f if self.keep is None else self.keep)

@@ -11,7 +11,7 @@ from noisegate.aggregators.average import average_of
 from noisegate.aggregators.distances import distances_of, ranking
 from noisegate.aggregators.krum import krum_scores
 from noisegate.aggregators.robust import Number, Robust, judged, lower
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 MOST = 24
 """The largest f. With noise the search takes milliseconds, but liars may choose their distances to make it long: one of
@@ -36,7 +36,7 @@ class MDA(Robust):
         """(n - 1) / 2, but at most MOST."""
         return lower((workers - 1) // 2, workers * 0 + MOST)
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         n, f = (int(number) for number in self.counts(view))
         apart = distances_of(view)
         score = krum_scores(apart, n - f - 1)

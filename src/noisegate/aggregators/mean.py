@@ -5,14 +5,14 @@ from dataclasses import dataclass
 import torch
 
 from noisegate.aggregators.average import average_of
-from noisegate.views import Memory, Reason, ServerView, Verdict
+from noisegate.views import Reason, ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
 class Mean:
     """The average of every well-formed upload received."""
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         reason = torch.where(view.present, Reason.KEPT.value, Reason.MALFORMED.value)
         score = torch.zeros_like(view.norms)
-        return Verdict(average_of(view.uploads, view.present), view.present, reason, score, memory)
+        return Verdict(average_of(view.uploads, view.present), view.present, reason, score, state)

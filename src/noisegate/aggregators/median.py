@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from noisegate.aggregators.ranks import mean_of_ranks
 from noisegate.aggregators.robust import Number, Robust, judged
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,6 @@ class Median(Robust):
         """(n - 1) / 2."""
         return (workers - 1) // 2
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         n, _ = self.counts(view)
-        return judged(view, mean_of_ranks(view.uploads, view.present, (n - 1) // 2, n // 2 + 1, view.memory))
+        return judged(view, mean_of_ranks(view.uploads, view.present, (n - 1) // 2, n // 2 + 1, view.scratch))

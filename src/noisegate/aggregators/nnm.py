@@ -10,28 +10,29 @@ from torch import Tensor
 from noisegate.aggregators.distances import distances_of
 from noisegate.aggregators.robust import Number, judged
 from noisegate.aggregators.trimmed_mean import TrimmedMean
-from noisegate.aggregators.wrapper import ITS_RULE, Wrapper
+from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
 from noisegate.vectors import counting
-from noisegate.views import Memory, Rule, ServerView, Verdict, receive
+from noisegate.views import Aggregator, ServerView, State, Verdict, receive
 
 
 @dataclass(frozen=True)
 class NearestNeighborMixing(Wrapper):
-    """Replace each upload by the mean of the n - f nearest to it, then any rule on the means.
+    """Replace each upload by the mean of the n - f nearest to it, then any aggregator on the means.
 
-    rule: what judges the means, with the same f. Their noise has standard deviation s / sqrt(n - f); on a CUDA device,
+    aggregator: what judges the means, with the same f. Their noise has standard deviation s / sqrt(n - f); on a CUDA
+    device,
         where nobody looks how many are malformed, as if none were.
-    score: what the rule gives to the mean around an upload. Kept is whoever has a share in a mean that it keeps.
+    score: what the aggregator gives to the mean around an upload. Kept is whoever has a share in a mean that it keeps.
     """
 
-    needs: ClassVar[str] = f"n > 2 f, and {ITS_RULE}"
-    rule: Rule = field(default_factory=TrimmedMean)
+    needs: ClassVar[str] = f"n > 2 f, and {INNER_NEEDS}"
+    aggregator: Aggregator = field(default_factory=TrimmedMean)
 
     def admitted(self, workers: Number) -> Number:
         """(n - 1) / 2."""
         return (workers - 1) // 2
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         n, f = self.counts(view)
         near = nearest(view, n - f)
         # Divided before it is added up; and one product of matrices, instead of n - f rows for each of n.
@@ -48,9 +49,9 @@ class NearestNeighborMixing(Wrapper):
             noise_std=view.noise_std / math.sqrt(max(1, mixed)),
             believed_honest=honest,
         )
-        verdict = self.rule(seen, memory)
+        verdict = self.aggregator(seen, state)
         kept = (near & verdict.kept[:, None]).any(0)
-        return judged(view, verdict.update, kept, verdict.score, verdict.memory)
+        return judged(view, verdict.update, kept, verdict.score, verdict.state)
 
 
 def nearest(view: ServerView, count: int | Tensor) -> Tensor:

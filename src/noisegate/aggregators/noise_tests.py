@@ -138,23 +138,25 @@ class Grid(NamedTuple):
 
 
 def ks_rejects(
-    uploads: Tensor, noise_std: float, significance: float, memory: int = 2**28, room: float = 0.0
+    uploads: Tensor, noise_std: float, significance: float, scratch: int = 2**28, room: float = 0.0
 ) -> Tensor:
     """(n,) whether each float32 row's KS statistic, in float64, exceeds the one with the p-value `significance`.
 
     room: by more than this.
 
-    Exact, for finite values of any size and with any ties, and linear in n and d. `memory` is the most bytes of
+    Exact, for finite values of any size and with any ties, and linear in n and d. `scratch` is the most bytes of
     scratch, or what one row takes if that is more: 34 d bytes on CUDA, 110 d on a CPU at the worst. The 2 d edges, 32 d
     bytes, are kept for the next call. Once they are there, the host never waits for a CUDA device: fit for a graph.
     """
     if uploads.dtype != torch.float32:
         raise TypeError(f"uploads are {uploads.dtype}; the edges of the KS test are exact for torch.float32 only")
     decide = count_every_value if uploads.is_cuda else count_where_in_doubt
-    return decide(uploads.detach(), noise_std, significance, memory, room)
+    return decide(uploads.detach(), noise_std, significance, scratch, room)
 
 
-def count_every_value(uploads: Tensor, noise_std: float, significance: float, memory: int, room: float = 0.0) -> Tensor:
+def count_every_value(
+    uploads: Tensor, noise_std: float, significance: float, scratch: int, room: float = 0.0
+) -> Tensor:
     """What `ks_rejects` promises, by one pass over all edges. Nothing depends on values but values: fit for a graph."""
     d = uploads.shape[1]
     edges = _edges(d, noise_std, significance, uploads.device, room)
@@ -162,13 +164,13 @@ def count_every_value(uploads: Tensor, noise_std: float, significance: float, me
         from noisegate.kernels import counting
 
         guess = counting.Guess(1 / noise_std, ks_threshold(d, significance) + room)
-        blocks = uploads.contiguous().split(max(1, memory // counting.scratch_bytes(d)))
+        blocks = uploads.contiguous().split(max(1, scratch // counting.scratch_bytes(d)))
         # Views, since a kernel of our own is not seen by who notes which tensors a graph reads; making a view is.
         at, least, most = (part.view(-1) for part in (edges.at, edges.least, edges.most))
         parts = [counting.any_outside(block, at, least, most, guess) for block in blocks]
     else:
         # int64 places; for each edge two int32 counts, one clamped, and a flag
-        blocks = uploads.contiguous().split(max(1, memory // (34 * d + 13)))
+        blocks = uploads.contiguous().split(max(1, scratch // (34 * d + 13)))
         parts = [_any_outside(block, edges) for block in blocks]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -184,7 +186,7 @@ def _any_outside(values: Tensor, edges: Edges) -> Tensor:
 
 
 def count_where_in_doubt(
-    uploads: Tensor, noise_std: float, significance: float, memory: int, room: float = 0.0
+    uploads: Tensor, noise_std: float, significance: float, scratch: int, room: float = 0.0
 ) -> Tensor:
     """What `ks_rejects` promises, on a CPU: most rows are decided by their counts in bins of equal width.
 
@@ -194,20 +196,20 @@ def count_where_in_doubt(
     n, d = uploads.shape
     grid = _grid(d, noise_std, significance, room)
     edges = _edges(d, noise_std, significance, uploads.device, room)
-    rows = max(1, min(n, min(CHUNK, memory) // (8 * d + 18 * grid.bins)))
-    scratch = _Scratch.of(rows, d, grid)
+    rows = max(1, min(n, min(CHUNK, scratch) // (8 * d + 18 * grid.bins)))
+    buffers = _Buffers.of(rows, d, grid)
     rejected = np.zeros(n, dtype=bool)
     for start in range(0, n, rows):
         block = uploads[start : start + rows]
-        below = _counts_up_to(block, grid, scratch)
+        below = _counts_up_to(block, grid, buffers)
         for row in _somewhere_outside(below, grid.least[1:], grid.most[:-1]).nonzero()[0].tolist():
             certain = _somewhere_outside(below[row], grid.least[:-1], grid.most[1:])
-            bins = scratch.places[row].numpy() - row * grid.bins
+            bins = buffers.places[row].numpy() - row * grid.bins
             rejected[start + row] = certain or _refined(block[row].numpy(), bins, below[row], grid, edges)
     return torch.from_numpy(rejected)
 
 
-class _Scratch(NamedTuple):
+class _Buffers(NamedTuple):
     """Memory to use again for every block of rows, since fresh memory is slow, and where each row's bins begin."""
 
     products: Tensor
@@ -215,13 +217,13 @@ class _Scratch(NamedTuple):
     begins: Tensor
 
     @classmethod
-    def of(cls, rows: int, d: int, grid: Grid) -> "_Scratch":
+    def of(cls, rows: int, d: int, grid: Grid) -> "_Buffers":
         narrow = torch.int16 if rows * grid.bins < 2**15 else torch.int32
         begins = torch.arange(0, rows * grid.bins, grid.bins, dtype=narrow)[:, None]
         return cls(torch.empty(rows, d), torch.empty(rows, d, dtype=narrow), begins + (grid.half + 1))
 
 
-def _counts_up_to(uploads: Tensor, grid: Grid, scratch: _Scratch) -> Integers:
+def _counts_up_to(uploads: Tensor, grid: Grid, scratch: _Buffers) -> Integers:
     """(n, bins) how many values of each row are in a bin or those before it."""
     n = len(uploads)
     places = _write_bins(uploads, grid, *(part[:n] for part in scratch))
@@ -268,7 +270,7 @@ def _grid(d: int, noise_std: float, significance: float, room: float = 0.0) -> G
     scale = min(max(half / (REACH * noise_std), 1e-30), 1e30)
     nothing = np.zeros(0, np.int64)
     grid = Grid(scale, half, nothing, nothing, nothing)
-    of_edge = _write_bins(edges.at[None], grid, *_Scratch.of(1, 2 * d, grid))[0].numpy()
+    of_edge = _write_bins(edges.at[None], grid, *_Buffers.of(1, 2 * d, grid))[0].numpy()
     first = of_edge.searchsorted(np.arange(grid.bins + 1))
     least, most = np.zeros(grid.bins + 1, np.int64), np.full(grid.bins + 1, d)
     full = np.diff(first).nonzero()[0]

@@ -1,4 +1,4 @@
-"""Where uploads lie along directions that the rule `fortified` fixed before the round."""
+"""Where uploads lie along directions that the aggregator `fortified` fixed before the round."""
 
 import math
 from typing import NamedTuple
@@ -85,7 +85,7 @@ class Pasts(NamedTuple):
         found, lengths, of_own = own.new_empty(n), own.new_empty(n), own.new_empty(len(own), n)
         loads[1] = known.counted & known.clear
         past, speed = torch.empty_like(known.past), OWN_SPEED * known.counted[:, None].to(own.dtype)
-        rows = max(1, view.memory // (16 * own.shape[1]))
+        rows = max(1, view.scratch // (16 * own.shape[1]))
         rows = rows if own.is_cuda else min(rows, ROWS)
         for first in range(0, n, rows):
             here = slice(first, first + rows)
@@ -165,6 +165,6 @@ class Probed(NamedTuple):
             least_length=probes.TINY,
             least_variance=probes.TINY**2,
         )
-        new = probing.probed(probing.Round(view.uploads, view.last, own, *old), scales, view.memory)
+        new = probing.probed(probing.Round(view.uploads, view.last, own, *old), scales, view.scratch)
         seen, lean = Seen(new.mean, new.spread, new.variance), Lean(new.echo, new.noise, new.signals)
         return cls(new.found, seen, new.error, new.lengths, new.past_lengths, new.hoped, lean, new.past, new.rift)

@@ -15,34 +15,34 @@ COPIES = 12
 """How often columns are copied while they are sorted and chosen from, at the worst: a CUDA sort numbers them too."""
 
 
-def columns_at_once(uploads: Tensor, copies: int, memory: int) -> int:
+def columns_at_once(uploads: Tensor, copies: int, scratch: int) -> int:
     """How many columns to take at a time if each is copied so often: at least one."""
-    room = memory // copies if uploads.is_cuda else min(memory // copies, NEAR)
+    room = scratch // copies if uploads.is_cuda else min(scratch // copies, NEAR)
     return max(1, room // (len(uploads) * uploads.element_size()))
 
 
-def mean_of_ranks(uploads: Tensor, rows: Tensor, low: int | Tensor, high: int | Tensor, memory: int) -> Tensor:
+def mean_of_ranks(uploads: Tensor, rows: Tensor, low: int | Tensor, high: int | Tensor, scratch: int) -> Tensor:
     """(d,) per coordinate, the mean of the marked rows' values of ranks low <= r < high, where 0 is the lowest.
 
     Zero if there are none. rows: (n,) bool.
     """
     if isinstance(low, int) and isinstance(high, int) and not rows.is_cuda and int(rows.sum()) <= MOST_ROWS:
-        return _joined(mean_by_network(uploads, rows, low, high, memory), uploads)
+        return _joined(mean_by_network(uploads, rows, low, high, scratch), uploads)
     rank = counting(len(rows), rows.device)
     inside = (rank >= low) & (rank < high) & (rank < rows.sum())
     weights = inside.to(uploads.dtype) / inside.sum().clamp(min=1)
-    blocks = ascending_columns(uploads, rows, memory)
+    blocks = ascending_columns(uploads, rows, scratch)
     return _joined((columns @ weights[: columns.shape[1]] for columns in blocks), uploads)
 
 
-def mean_near_median(uploads: Tensor, rows: Tensor, keep: int | Tensor, memory: int) -> Tensor:
+def mean_near_median(uploads: Tensor, rows: Tensor, keep: int | Tensor, scratch: int) -> Tensor:
     """(d,) per coordinate, the mean of the `keep` of the marked rows' values that are closest to their median.
 
     Zero if no row is marked; no more than there are may be kept. Of two values that are equally close the lower is
     preferred. The median of an even number of values is the mean of the middle two.
     """
     count = rows.sum()
-    blocks = ascending_columns(uploads, rows, memory)
+    blocks = ascending_columns(uploads, rows, scratch)
     if isinstance(keep, int):
         return _joined((nearest_by_number(columns, keep) for columns in blocks), uploads)
     return _joined((nearest_by_mask(columns, count, keep) for columns in blocks), uploads)
@@ -60,12 +60,12 @@ def _joined(parts: Iterable[Tensor], uploads: Tensor) -> Tensor:
     return update.nan_to_num_()
 
 
-def ascending_columns(uploads: Tensor, rows: Tensor, memory: int) -> Iterator[Tensor]:
+def ascending_columns(uploads: Tensor, rows: Tensor, scratch: int) -> Iterator[Tensor]:
     """(some columns, values), until there are no more columns: the marked rows' values, each column in ascending order.
 
     There may be places behind the marked rows' ones: see `everyone_ascending`.
     """
-    size = columns_at_once(uploads, COPIES, memory)
+    size = columns_at_once(uploads, COPIES, scratch)
     return everyone_ascending(uploads, rows, size) if uploads.is_cuda else marked_ascending(uploads, rows, size)
 
 

@@ -1,4 +1,4 @@
-"""What all rules have in common that reckon with a number of liars."""
+"""What all aggregators have in common that reckon with a number of liars."""
 
 import typing
 from abc import ABC, abstractmethod
@@ -9,17 +9,18 @@ import torch
 from torch import Tensor
 
 from noisegate.errors import SpecError
-from noisegate.views import Memory, Reason, ServerView, Verdict
+from noisegate.views import Reason, ServerView, State, Verdict
 
 Number = typing.TypeVar("Number", int, Tensor)
 
 
 @dataclass(frozen=True)
 class Robust(ABC):
-    """A rule for n uploads of which f may be lies.
+    """An aggregator for n uploads of which f may be lies.
 
-    byzantine: f. Without it, as many as the server believes, but no more than the rule admits: where most workers lie,
-        these rules have no honest choice.
+    byzantine: f. Without it, as many as the server believes, but no more than the aggregator admits: where most
+    workers lie,
+        these aggregators have no honest choice.
     """
 
     needs: ClassVar[str] = "fewer liars"
@@ -33,20 +34,20 @@ class Robust(ABC):
 
     @abstractmethod
     def most(self, workers: Number) -> Number:
-        """The largest f that the rule admits of so many workers, below 0 if they are too few for any.
+        """The largest f that the aggregator admits of so many workers, below 0 if they are too few for any.
 
         By arithmetic alone: a device counts the workers with a tensor.
         """
 
     @abstractmethod
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict: ...
+    def __call__(self, view: ServerView, state: State) -> Verdict: ...
 
     def chosen(self) -> int | None:
         """f, if it was given."""
         return self.byzantine
 
     def check(self, workers: int, f: int | None = None) -> None:
-        """SpecError if the rule does not exist for so many workers, or not with this f, or the chosen one."""
+        """SpecError if the aggregator does not exist for so many workers, or not with this f, or the chosen one."""
         most, chosen = self.most(workers), self.chosen() if f is None else f
         if most < 0 or (chosen is not None and chosen > most):
             asked = f"byzantine = {chosen}" if chosen is not None else f"{workers} workers"
@@ -68,7 +69,8 @@ class Robust(ABC):
     def counts(self, view: ServerView) -> tuple[int, int] | tuple[Tensor, Tensor]:
         """(n, f) of a round: of the well-formed uploads. () tensors on a CUDA device, where nobody looks.
 
-        A malformed upload is out, but does not prove that one liar fewer is left: f stays, if the rule still admits it.
+        A malformed upload is out, but does not prove that one liar fewer is left: f stays, if the aggregator still
+        admits it.
         """
         workers, honest = len(view.present), view.believed_honest
         f = self.reckoned(workers, honest)
@@ -84,9 +86,9 @@ def judged(
     update: Tensor,
     kept: Tensor | None = None,
     score: Tensor | None = None,
-    memory: Memory | None = None,
+    state: State | None = None,
 ) -> Verdict:
-    """The verdict of a rule that refuses nobody but prefers some. kept: (n,); everyone unless given.
+    """The verdict of an aggregator that refuses nobody but prefers some. kept: (n,); everyone unless given.
 
     Where nobody is kept the update must be zero, and it is: there was nothing to make it of.
     """
@@ -95,7 +97,7 @@ def judged(
     reason = torch.where(view.present, reason, Reason.MALFORMED.value)
     score = torch.zeros_like(view.norms) if score is None else score.to(view.norms).masked_fill(~view.present, 0.0)
     # A score that overflowed is the largest there is.
-    return Verdict(update, kept, reason, score.nan_to_num(), memory or {})
+    return Verdict(update, kept, reason, score.nan_to_num(), state or {})
 
 
 def lower(one: Number, other: Number) -> Number:

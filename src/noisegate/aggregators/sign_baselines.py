@@ -1,4 +1,5 @@
-"""Rules of the private baselines whose workers send signs (Zhu and Ling, 2022; Ma, Sun, Wu, Liu, Chen and Dong, 2022).
+"""Aggregators of the private baselines whose workers send signs (Zhu and Ling, 2022; Ma, Sun, Wu, Liu, Chen and Dong,
+2022).
 
 Each brings its worker, and a batch and a rate: of those tried, the ones with which it learned best on digits at
 epsilon 2 without liars.
@@ -14,7 +15,7 @@ import torch
 from noisegate.aggregators.ranks import columns_at_once
 from noisegate.aggregators.robust import judged
 from noisegate.aggregators.sign_vote import SignVote
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,9 @@ class SignSum(SignVote):
     length: of an update on which all uploads agree.
     """
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         # A malformed upload is a row of zeros, and so does not count.
-        blocks = view.uploads.split(columns_at_once(view.uploads, 1, view.memory), dim=1)
+        blocks = view.uploads.split(columns_at_once(view.uploads, 1, view.scratch), dim=1)
         total = torch.cat([block.sign().sum(0) for block in blocks])
         number = view.present.sum().clamp(min=1)
         return judged(view, total.div_(number).mul_(self.length / math.sqrt(len(total))))

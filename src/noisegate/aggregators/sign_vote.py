@@ -9,7 +9,7 @@ import torch
 from noisegate import checks
 from noisegate.aggregators.ranks import columns_at_once
 from noisegate.aggregators.robust import Number, Robust, judged
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class SignVote(Robust):
         """(n - 1) / 2."""
         return (workers - 1) // 2
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         # A malformed upload is a row of zeros, and so does not vote.
-        blocks = view.uploads.split(columns_at_once(view.uploads, 1, view.memory), dim=1)
+        blocks = view.uploads.split(columns_at_once(view.uploads, 1, view.scratch), dim=1)
         vote = torch.cat([block.sign().sum(0) for block in blocks]).sign_()
         return judged(view, vote.mul_(self.length / math.sqrt(len(vote))))

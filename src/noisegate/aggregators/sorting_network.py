@@ -27,7 +27,7 @@ class Plan(NamedTuple):
     kept: tuple[int, ...]
 
 
-def mean_by_network(uploads: Tensor, rows: Tensor, low: int, high: int, memory: int) -> Iterator[Tensor]:
+def mean_by_network(uploads: Tensor, rows: Tensor, low: int, high: int, scratch: int) -> Iterator[Tensor]:
     """Parts of (d,), on a CPU: per coordinate the mean of the marked rows' values of ranks low <= r < high."""
     marked = rows.nonzero().flatten().tolist()
     low, high = max(0, low), min(high, len(marked))
@@ -35,12 +35,12 @@ def mean_by_network(uploads: Tensor, rows: Tensor, low: int, high: int, memory: 
         yield torch.zeros_like(uploads[0])
         return
     plan = plan_of(len(marked), low, high)
-    size = max(1, min(COLUMNS, uploads.shape[1], memory // (plan.buffers * uploads.element_size())))
-    scratch, values = torch.empty(plan.buffers, size, dtype=uploads.dtype), uploads.numpy()
+    size = max(1, min(COLUMNS, uploads.shape[1], scratch // (plan.buffers * uploads.element_size())))
+    lines_of, values = torch.empty(plan.buffers, size, dtype=uploads.dtype), uploads.numpy()
     weights = torch.zeros(plan.buffers, dtype=uploads.dtype)
     weights[list(plan.kept)] = 1 / (high - low)
     for start in range(0, uploads.shape[1], size):
-        buffers = scratch[:, : uploads.shape[1] - start]
+        buffers = lines_of[:, : uploads.shape[1] - start]
         lines = [values[i, start : start + size] for i in marked] + list(buffers.numpy())
         for lower, one, other, into in plan.steps:
             (np.minimum if lower else np.maximum)(lines[one], lines[other], out=lines[into])

@@ -11,7 +11,7 @@ from noisegate import checks
 from noisegate.aggregators.bucketing import buckets, shares
 from noisegate.aggregators.distances import ROUNDING, inner_products, shortening
 from noisegate.aggregators.robust import Number, Robust, judged
-from noisegate.views import Memory, ServerView, Verdict
+from noisegate.views import ServerView, State, Verdict
 
 SQUARINGS = 6
 """Of the matrix whose largest eigenvalue is sought: 64 steps of the power method, which find 96 % of it or more."""
@@ -56,7 +56,7 @@ class SpectralFilter(Robust):
         """A third of the buckets, less one."""
         return (-(-workers // self.bucket) - 1) // 3
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         _, f = self.counts(view)
         member = buckets(view, self.bucket)
         mixing = shares(member)

@@ -9,7 +9,7 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.aggregators.average import average_of
 from noisegate.aggregators.noise_tests import ks_rejects, norm_interval
-from noisegate.views import Memory, Reason, ServerView, Verdict
+from noisegate.views import Reason, ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,17 @@ class TwoStage:
         """Whether it takes uploads for Gaussian noise."""
         return self.stages != 2
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         reason = self._first_stage(view)
         if self.stages == 1:
             score = torch.zeros_like(view.norms)
         else:
             passed = reason == Reason.KEPT.value
-            others, score, memory = self._second_stage(view, passed, memory)
+            others, score, state = self._second_stage(view, passed, state)
             reason.masked_fill_(passed & others, Reason.SCORE.value)
         kept = reason == Reason.KEPT.value
         divisor = len(kept) if self.divisor == "workers" else None
-        return Verdict(average_of(view.uploads, kept, divisor), kept, reason, score, memory)
+        return Verdict(average_of(view.uploads, kept, divisor), kept, reason, score, state)
 
     def _first_stage(self, view: ServerView) -> Tensor:
         """(n,) KEPT, or the first test that an upload failed."""
@@ -65,28 +65,28 @@ class TwoStage:
         if self.stages != 2:
             low, high = norm_interval(view.uploads.shape[1], view.noise_std, self.width)
             outside = (view.norms < low) | (view.norms > high)
-            unlike = ks_rejects(view.uploads, view.noise_std, self.significance, view.memory)
+            unlike = ks_rejects(view.uploads, view.noise_std, self.significance, view.scratch)
             reason.masked_fill_(unlike, Reason.DISTRIBUTION.value).masked_fill_(outside, Reason.NORM.value)
         return reason.masked_fill_(~view.present, Reason.MALFORMED.value)
 
-    def _second_stage(self, view: ServerView, passed: Tensor, memory: Memory) -> tuple[Tensor, Tensor, Memory]:
-        """(n,) whom the accumulated scores leave out, (n,) those scores, and the new memory."""
+    def _second_stage(self, view: ServerView, passed: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
+        """(n,) whom the accumulated scores leave out, (n,) those scores, and the new state."""
         top = view.believed_honest
-        gradient = self._server_gradient(view, memory)
-        # A product that overflows says nothing, and must not stay in the memory.
+        gradient = self._server_gradient(view, state)
+        # A product that overflows says nothing, and must not stay in the state.
         score = (view.uploads @ gradient).masked_fill_(~passed, 0.0).nan_to_num_(0.0, 0.0, 0.0)
         # In float64: in float32 the mean of equal scores can come out above them all.
         threshold = score.double().topk(top).values.mean()
         score.masked_fill_(score < threshold, 0.0)
-        total = score + memory["total"] if "total" in memory else score
+        total = score + state["total"] if "total" in state else score
         # Equal totals, as in the first rounds, are ranked by a random order and never by position.
         ranking = view.ties[torch.argsort(total[view.ties], descending=True, stable=True)]
         others = torch.ones_like(passed).index_fill_(0, ranking[:top], False)
         return others, total, {"total": total, "gradient": gradient}
 
-    def _server_gradient(self, view: ServerView, memory: Memory) -> Tensor:
+    def _server_gradient(self, view: ServerView, state: State) -> Tensor:
         now = view.auxiliary(self.server_gradient == "normalized").nan_to_num(0.0, 0.0, 0.0)
         if not self.server_momentum:
             return now
-        before = memory.get("gradient", now)
+        before = state.get("gradient", now)
         return self.server_momentum * before + (1 - self.server_momentum) * now

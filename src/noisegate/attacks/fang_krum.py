@@ -52,8 +52,8 @@ def _upper_bound(squares: Tensor, apart: Tensor, length: Tensor, liars: int) -> 
     """() where halving begins: no larger lambda is picked while n > 2M + 1. length: |s|^2."""
     honest = len(squares)
     smallest = apart[:, : max(honest - 2, 0)].sum(1).min()
-    strangers = max(honest - liars - 1, 1)  # n - 2M - 1
-    return (smallest / strangers / length).sqrt() + (squares.max() / length).sqrt()
+    plugins = max(honest - liars - 1, 1)  # n - 2M - 1
+    return (smallest / plugins / length).sqrt() + (squares.max() / length).sqrt()
 
 
 def lies_win(apart: Tensor, lies: Tensor, liars: int) -> Tensor:
@@ -64,8 +64,8 @@ def lies_win(apart: Tensor, lies: Tensor, liars: int) -> Tensor:
     """
     neighbors = max(apart.shape[0] - 2, 0)  # n - M - 2
     # A lie: as many of the nearest honest ones as the other liars leave over.
-    strangers = max(neighbors - (liars - 1), 0)
-    of_lie = lies.sort(dim=1).values[:, :strangers].sum(1)
+    plugins = max(neighbors - (liars - 1), 0)
+    of_lie = lies.sort(dim=1).values[:, :plugins].sum(1)
     # An honest upload: of its neighbors, those nearer than the lie are honest, then come the lies, then the others.
     # So `taken` of them are lies, and the others are the nearest honest ones.
     nearer = torch.searchsorted(apart.contiguous(), lies.T.contiguous())  # (H, k)

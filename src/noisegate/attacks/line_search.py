@@ -1,4 +1,4 @@
-"""How far an attack should go against the rule at hand: a line search that asks the rule itself."""
+"""How far an attack should go against the aggregator at hand: a line search that asks the aggregator itself."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,6 @@
-"""Known attacks that go as far as the server's rule lets them, found by asking it (Fang, Cao, Jia and Gong, 2020)."""
+"""Known attacks that go as far as the server's aggregator lets them, found by asking it (Fang, Cao, Jia and Gong,
+2020).
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -17,11 +19,11 @@ from noisegate.views import AdversaryView
 class Tuned(Forger, ABC):
     """Choose the scale of an attack in every round, so that the update goes furthest against the honest mean.
 
-    The rule is asked what it would answer to a scale (`AdversaryView.judge`), and the scale chosen for which
+    The aggregator is asked what it would answer to a scale (`AdversaryView.judge`), and the scale chosen for which
     <update, mean of the honest uploads> is lowest: that of the attack which is not tuned, or one of a geometric grid
     from `lowest` to `highest`, or of a finer one around the best of these. Of equal ones, the smallest.
 
-    questions: how often the rule is asked in a round.
+    questions: how often the aggregator is asked in a round.
     """
 
     lowest: float = 0.1
@@ -62,12 +64,12 @@ class Tuned(Forger, ABC):
 
 @dataclass(frozen=True)
 class ALittleTuned(Tuned):
-    """Send mean - z std of the honest uploads, with the z that harms most under the server's own rule.
+    """Send mean - z std of the honest uploads, with the z that harms most under the server's own aggregator.
 
-    "A little is enough" (Baruch, Baruch and Goldberg, 2019), never less harmful to the rule as the adversary imagines
-    it than with the z of its formula, which is asked for too.
+    "A little is enough" (Baruch, Baruch and Goldberg, 2019), never less harmful to the aggregator as the adversary
+    imagines it than with the z of its formula, which is asked for too.
 
-    lowest, highest: between what values of z. questions: how often the rule is asked in a round.
+    lowest, highest: between what values of z. questions: how often the aggregator is asked in a round.
     """
 
     def line(self, honest: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,12 +83,13 @@ class ALittleTuned(Tuned):
 
 @dataclass(frozen=True)
 class InnerTuned(Tuned):
-    """Send -scale times the mean of the honest uploads, with the scale that harms most under the server's own rule.
+    """Send -scale times the mean of the honest uploads, with the scale that harms most under the server's own
+    aggregator.
 
-    Inner product manipulation (Xie, Koyejo and Gupta, 2019), never less harmful to the rule as the adversary imagines
-    it than with scale = 1, which is asked for too.
+    Inner product manipulation (Xie, Koyejo and Gupta, 2019), never less harmful to the aggregator as the adversary
+    imagines it than with scale = 1, which is asked for too.
 
-    lowest, highest: between what scales. questions: how often the rule is asked in a round.
+    lowest, highest: between what scales. questions: how often the aggregator is asked in a round.
     """
 
     def line(self, honest: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,9 +12,9 @@ from noisegate.audit.canary import Canary
 from noisegate.audit.claim import Claim
 from noisegate.entropy import Secret
 from noisegate.runs.setup import Setup
-from noisegate.simulate import Federation, State, first_state, play
+from noisegate.simulate import Federation, FederationState, first_state, play
 from noisegate.streams import stream
-from noisegate.views import Memory, Reason, ServerView, Verdict
+from noisegate.views import Reason, ServerView, State, Verdict
 
 COMPANY = 2
 """Other examples of a clone, in batches. A worker with fewer than are declared has the same promise."""
@@ -27,12 +27,12 @@ Watch = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Frozen:
-    """The adversary's rule: the model stays where it is, so that every contribution is known beforehand."""
+    """The adversary's aggregator: the model stays where it is, so that every contribution is known beforehand."""
 
-    def __call__(self, view: ServerView, memory: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         """Keeps all and moves nothing."""
         reason = torch.where(view.present, Reason.KEPT.value, Reason.MALFORMED.value)
-        return Verdict(torch.zeros_like(view.uploads[0]), view.present, reason, view.norms, memory)
+        return Verdict(torch.zeros_like(view.uploads[0]), view.present, reason, view.norms, state)
 
 
 def company_of(setup: Setup, claim: Claim) -> Tensor:
@@ -54,7 +54,7 @@ def stage(setup: Setup, **changes: Any) -> Federation:
     """
     run = setup.federation
     secret = Secret(run.x.device) if run.secret else None
-    return replace(run, attack=ATTACKS["none"](), rule=Frozen(), secret=secret, **changes)
+    return replace(run, attack=ATTACKS["none"](), aggregator=Frozen(), secret=secret, **changes)
 
 
 def clones(setup: Setup, canary: Canary, company: Tensor, held: Tensor, name: str) -> Federation:
@@ -110,7 +110,7 @@ def attack(
 
 def _play(run: Federation, canary: Canary, watch: Watch | None) -> Tensor:
     """(n,) the log likelihood ratios after all rounds."""
-    state: State = first_state(run)
+    state: FederationState = first_state(run)
     total = torch.zeros(len(run.byzantine), dtype=torch.float64, device=run.x.device)
     last = canary.first(len(total))
     for t in range(run.rounds):

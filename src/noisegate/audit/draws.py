@@ -16,7 +16,7 @@ from noisegate.audit.claim import Claim
 from noisegate.audit.clones import stage
 from noisegate.audit.witness import Recorder
 from noisegate.runs.setup import Setup
-from noisegate.simulate import State, play
+from noisegate.simulate import FederationState, play
 
 WORKERS = 8
 MOST_BITS = 2**24
@@ -48,7 +48,7 @@ def drawn_batches(setup: Setup, claim: Claim, rounds: int) -> Tensor:
         name=f"{run.name}/audit/sampling",
     )
     one = torch.zeros(1, device=device)
-    state = State(one, torch.zeros(WORKERS, 1, device=device), {}, torch.zeros(WORKERS, 1, device=device))
+    state = FederationState(one, torch.zeros(WORKERS, 1, device=device), {}, torch.zeros(WORKERS, 1, device=device))
     found = torch.zeros(rounds, numbers.numel(), dtype=torch.bool, device=device)
     for t in range(rounds):
         state, _ = play(federation, state, t)

@@ -18,7 +18,7 @@ from noisegate.audit.clones import company_of, stage
 from noisegate.audit.witness import Constant
 from noisegate.flips import flip_probability
 from noisegate.runs.setup import Setup
-from noisegate.simulate import State, play
+from noisegate.simulate import FederationState, play
 from noisegate.streams import stream
 
 NUMBERS = 2**20
@@ -216,7 +216,7 @@ def _uploads(setup: Setup, claim: Claim, known: Tensor, shape: tuple[int, int], 
         name=f"{run.name}/audit/{name}",
     )
     carry = getattr(run.worker, "carry", 0.0)
-    state = State(torch.zeros_like(known), known.new_zeros(n, len(known)), {}, known.new_zeros(n, len(known)))
+    state = FederationState(torch.zeros_like(known), known.new_zeros(n, len(known)), {}, known.new_zeros(n, len(known)))
     last = torch.zeros_like(state.uploads, dtype=torch.float64)
     for t in range(rounds):
         state, _ = play(federation, state, t)

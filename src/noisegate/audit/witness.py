@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from noisegate.capacity import Room
+from noisegate.capacity import Capacity
 from noisegate.views import Worker
 from noisegate.workers import Sums
 
@@ -28,12 +28,12 @@ class Recorder(Sums):
         into: Tensor,
         scale: float = 1.0,
         width: int | None = None,
-        room: Room | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         """As `inner` does."""
         self.noted.append(y.clone())
         if self.inner is not None:
-            self.inner.add(worker, params, x, y, owner, last_uploads, into, scale, width, room)
+            self.inner.add(worker, params, x, y, owner, last_uploads, into, scale, width, capacity)
 
     def floats(self, x: Tensor, y: Tensor) -> int:
         """As many as `inner` takes."""
@@ -63,7 +63,7 @@ class Constant(Sums):
         into: Tensor,
         scale: float = 1.0,
         width: int | None = None,
-        room: Room | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         """The vector, times the scale."""
         into += scale * self.vector.to(into)

@@ -69,7 +69,7 @@ def _status() -> int:
             from noisegate.cli.commands import app
         app()
     except SystemExit as end:
-        if place := _strangers_frame(end.__traceback__):
+        if place := _plugins_frame(end.__traceback__):
             return _told(f"{place}: wanted to end the process (status {plain(str(end.code))})", REFUSED)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
@@ -93,14 +93,14 @@ def _explained(error: BaseException) -> int:
             return _told(f"the output cannot be written ({error.strerror})", FAILED)
         return _told(f"{error.filename or 'a file'}: cannot be used ({error.strerror})", REFUSED)
     told = ": ".join(filter(None, (type(error).__name__, words(error))))
-    if place := _strangers_frame(error.__traceback__):
+    if place := _plugins_frame(error.__traceback__):
         return _told(f"{place}: {told}{where}", REFUSED)
     if isinstance(error, MemoryError):
         return _told(f"out of memory ({told}); lower --memory, --jobs or the size of the run", REFUSED)
     return _told(f"unexpected {told}{where}; please report it", FAILED)
 
 
-def _strangers_frame(trace: TracebackType | None) -> str:
+def _plugins_frame(trace: TracebackType | None) -> str:
     """The file and line of the innermost code that belongs neither to noisegate nor to a library that it uses."""
     place = ""
     while trace is not None:

@@ -44,7 +44,7 @@ def play(
     told = f"{title}: {there(cells)}, {hire(engine, folder, compute, jobs, time_limit).pace}, kept in {folder.path}"
     console.print(told, soft_wrap=True, highlight=False)
     try:
-        # Ray, and an attack or a rule of anyone's, may print; what belongs to standard output comes later.
+        # Ray, and an attack or an aggregator of anyone's, may print; what belongs to standard output comes later.
         with redirect_stdout(sys.stderr), watched(title, console, folder, cells) as watch:
             return sweep(specs, folder, engine=engine, compute=compute, jobs=jobs, time_limit=time_limit, watch=watch)
     except KeyboardInterrupt:

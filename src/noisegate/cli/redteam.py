@@ -29,7 +29,7 @@ from noisegate.redteam.search import BEHAVED, BUDGET, SHARES, Outcome, Stage, Tr
 from noisegate.redteam.trials import TrialFolder
 from noisegate.runs import Spec, costs
 from noisegate.runs.setup import Setup, prepare
-from noisegate.sweeps.pool import Crew
+from noisegate.sweeps.pool import Pool
 from noisegate.version import __version__
 
 NOT_OURS = ("threads", "resume", "baselines", "out", "as_json")
@@ -77,7 +77,7 @@ def redteam_command(
     spec = gather(spec_file, flags, settings)
     others, repeats = _numbers("shares", shares, float), _numbers("seeds", seeds, int)
     check_search(spec, budget, others)
-    crew = Crew(compute, jobs, time_limit=time_limit)
+    pool = Pool(compute, jobs, time_limit=time_limit)
     # What is wrong with the configuration itself is said once, and not once for every attack.
     setup = prepare(behaved(spec), compute)
     _check_somebody_lies(spec, others, setup)
@@ -87,17 +87,17 @@ def redteam_command(
         others_ready = {seed: replace(behaved(spec), seed=seed) for seed in repeats}
         terms |= {seed: costs.terms_of(one, prepare(one, compute)) for seed, one in others_ready.items()}
     console = Console(stderr=True, quiet=as_json)
-    with TrialFolder(out or Path("runs") / f"redteam-{spec.name()}", spec, crew.how) as folder:
-        _announce(console, budget, crew, folder)
+    with TrialFolder(out or Path("runs") / f"redteam-{spec.name()}", spec, pool.how) as folder:
+        _announce(console, budget, pool, folder)
         try:
-            with _watched(console, budget, spec.byzantine) as watch, crew:
-                evaluate = Evaluation(crew, folder, watch)
+            with _watched(console, budget, spec.byzantine) as watch, pool:
+                evaluate = Evaluation(pool, folder, watch)
                 found = red_team(spec, evaluate, budget=budget, shares=others, seeds=repeats)
         except KeyboardInterrupt:
             told = f"interrupted: {runs(len(folder))} kept in {folder.path}; the same command goes on from there"
             Console(stderr=True).print(told, soft_wrap=True)
             raise typer.Exit(130) from None
-        files = _write(found, folder, crew)
+        files = _write(found, folder, pool)
     cost = _bills(found, terms)
     if as_json:
         named = {name: str(path) for name, path in files.items()}
@@ -124,8 +124,8 @@ _sign(redteam_command)
 class Evaluation:
     """Runs what the folder does not know yet, and keeps each run there as soon as it ends."""
 
-    def __init__(self, crew: Crew, folder: TrialFolder, watch: Any) -> None:
-        self.crew, self.folder, self.watch = crew, folder, watch
+    def __init__(self, pool: Pool, folder: TrialFolder, watch: Any) -> None:
+        self.pool, self.folder, self.watch = pool, folder, watch
 
     def __call__(self, specs: Sequence[Spec], stage: Stage) -> list[Outcome]:
         """The outcomes, in the order of the specs."""
@@ -133,7 +133,7 @@ class Evaluation:
         for i, outcome in found.items():
             self.watch(Trial(specs[i], stage, outcome))
         new = [i for i in range(len(specs)) if i not in found]
-        for place, outcome in self.crew.play([specs[i] for i in new]):
+        for place, outcome in self.pool.play([specs[i] for i in new]):
             i = new[place]
             self.folder.add(specs[i], stage, outcome)
             self.watch(Trial(specs[i], stage, outcome))
@@ -141,9 +141,9 @@ class Evaluation:
         return [found[i] for i in range(len(specs))]
 
 
-def _announce(console: Console, budget: int, crew: Crew, folder: TrialFolder) -> None:
+def _announce(console: Console, budget: int, pool: Pool, folder: TrialFolder) -> None:
     """What is about to happen, and what has already."""
-    told = f"redteam: at most {runs(budget)}, {crew.jobs} at a time, kept in {folder.path}"
+    told = f"redteam: at most {runs(budget)}, {pool.jobs} at a time, kept in {folder.path}"
     if len(folder):
         told += f"; {len(folder)} are there already"
     if folder.strange:
@@ -215,12 +215,12 @@ def _check_somebody_lies(spec: Spec, shares: Sequence[float], setup: Setup) -> N
             raise refuse(name, share, f"makes no Byzantine worker beside the honest ones ({honest}); raise it")
 
 
-def _write(found: Findings, folder: TrialFolder, crew: Crew) -> dict[str, Path]:
+def _write(found: Findings, folder: TrialFolder, pool: Pool) -> dict[str, Path]:
     """The plot and the worst case, if a run ended at all."""
     files = {"out": folder.path}
     if found.worst is not None:
         files["plot"] = folder.write("plot.html", plot(found))
-        again = f"noisegate run worst.toml {crew.flags}"
+        again = f"noisegate run worst.toml {pool.flags}"
         head = f"# accuracy {found.worst.accuracy!r} with noisegate {__version__}; again with: {again}\n"
         files["worst_spec"] = folder.write("worst.toml", head + found.worst.spec.to_toml())
     return files

@@ -93,19 +93,19 @@ def _promise(result: Result, cost: Bill) -> Iterator[tuple[str, str, str]]:
 
 
 def _reckoning(result: Result) -> str:
-    """Why a rule reckons with so many liars."""
-    rule = Spec(**result.spec).build_aggregator()
-    if not isinstance(rule, Robust):
+    """Why an aggregator reckons with so many liars."""
+    aggregator = Spec(**result.spec).build_aggregator()
+    if not isinstance(aggregator, Robust):
         return ""
-    if rule.chosen() is not None:
+    if aggregator.chosen() is not None:
         why = "as set"
-    elif result.believed_byzantine == rule.most(result.workers + result.byzantine_workers):
+    elif result.believed_byzantine == aggregator.most(result.workers + result.byzantine_workers):
         why = "as many as it admits"
     elif result.spec["gamma"] is not None:
         why = "as gamma says"
     else:
         why = "as many as there are"
-    return f"{why}; it needs {rule.condition()}"
+    return f"{why}; it needs {aggregator.condition()}"
 
 
 def _part(part: Any) -> str:

@@ -110,7 +110,7 @@ def load(
 def _cell(
     name: str, content: Mapping[str, Any], varies: Mapping[str, Any], settings: dict[str, Any], seeds: Sequence[int]
 ) -> Cell:
-    # The paper's delta and workers, whatever the rule goes with: so is the noise.
+    # The paper's delta and workers, whatever the aggregator goes with: so is the noise.
     settings = {"accountant": "rdp", "delta": "paper", "worker": "normalized", "batch": 16, "rate": 0.2, **settings}
     if "epsilon" in settings:
         noise = _read("noise.toml")[settings["dataset"]]

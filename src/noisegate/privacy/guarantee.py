@@ -136,7 +136,7 @@ def worst_sigma(
 ) -> tuple[float, dict[int, float]]:
     """The noise multiplier that serves workers of all `sizes`, and the epsilon of each distinct size at it.
 
-    Uploads must share one noise, so the largest need rules. That is usually the smallest worker's, but a delta
+    Uploads must share one noise, so the largest need aggregators. That is usually the smallest worker's, but a delta
     that is not given grows as a worker shrinks, so every size is priced: each epsilon returned is at most the budget.
     """
     positive(epsilon=epsilon)

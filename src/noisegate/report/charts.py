@@ -118,7 +118,7 @@ def verdicts(grid: Grid) -> Chart:
 
 
 def scores(grid: Grid) -> Chart:
-    """What the rule ranks by: a thin line for each worker, one color and dash for each group."""
+    """What the aggregator ranks by: a thin line for each worker, one color and dash for each group."""
     data = []
     middles, spans = _middles(grid), _spans(grid)
     for group, dash in (("honest", "solid"), ("byzantine", "dot")):

@@ -202,7 +202,7 @@ def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
     for word in ("reference", "undefended"):
         try:
             wanted = beside(spec, word)
-        except NoisegateError:  # such as a rule without which the attack does not exist
+        except NoisegateError:  # such as an aggregator without which the attack does not exist
             continue
         for place in (path / word, path.parent / wanted.name()):
             result = _result(place, wanted, []) if place != path else None
@@ -219,7 +219,7 @@ def beside(spec: AnySpec, word: str) -> AnySpec:
         return change(spec)
     known = change(spec.standin)
     replaced = {"aggregator"} if word == "undefended" else {"aggregator", "attack"}
-    left = {name: entry for name, entry in spec.strangers.items() if name not in replaced}
+    left = {name: entry for name, entry in spec.plugins.items() if name not in replaced}
     return PlainSpec(known, left) if left else known
 
 

@@ -134,7 +134,7 @@ def privacy_spent(record: RunRecord) -> Spent:
     if spec is None:
         return Spent([], [], f"Epsilon {end:.4g} at the end; the spec cannot be built here, so not over the rounds.")
     if isinstance(spec, PlainSpec):
-        if "worker" in spec.strangers:  # whose mechanism only its own code can tell, and this command runs none
+        if "worker" in spec.plugins:  # whose mechanism only its own code can tell, and this command runs none
             return Spent([], [], f"Epsilon {end:.4g} at the end; its worker is a plugin's, so not over the rounds.")
         spec = spec.standin
     points = sorted({round(t) for t in np.linspace(0, total, PRIVACY_POINTS + 1)} | {0, min(1, total), total})

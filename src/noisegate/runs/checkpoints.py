@@ -26,21 +26,21 @@ from noisegate.runs.files import count, number, parse, read_whole
 from noisegate.runs.key import Fingerprint, as_fingerprint
 from noisegate.runs.spec import MOST_ROUNDS, Spec
 from noisegate.runs.wellformed import whole_curve
-from noisegate.simulate import Federation, Progress, State
+from noisegate.simulate import Federation, Progress, FederationState
 from noisegate.version import __version__
 from noisegate.views import Reason
 
 KIND, ABOUT, NO_SUM = "noisegate checkpoint 1", "noisegate", "0" * 64
 MEMORY = "memory."
-"""What names of the rule's own tensors begin with."""
+"""What names of the aggregator's own tensors begin with."""
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 TYPES = FLOATS | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
-"""Of a rule's memory."""
+"""Of an aggregator's state."""
 
 ROOM = 2**28
 LARGER = 16
-"""A file may be so many times as large as model, uploads and verdicts are, and ROOM bytes: a rule's memory is its own
+"""A file may be so many times as large as model, uploads and verdicts are, and ROOM bytes: an aggregator's state is its own
 business, and nobody can say how large it is before it was made."""
 
 HEADER = 2**20
@@ -82,11 +82,11 @@ def pack(progress: Progress, identity: Identity, device: str) -> bytes:
         "reasons": progress.reasons,
         "scores": progress.scores,
         "curve": torch.frombuffer(bytearray(json.dumps(progress.curve).encode()), dtype=torch.uint8),
-        **{MEMORY + name: value for name, value in state.memory.items()},
+        **{MEMORY + name: value for name, value in state.aggregator.items()},
     }
-    for name, value in state.memory.items():
+    for name, value in state.aggregator.items():
         if value.dtype not in TYPES:
-            raise StoreError(f"aggregator: its memory {plain(name)!r} is of type {value.dtype}, which cannot be saved")
+            raise StoreError(f"aggregator: its state {plain(name)!r} is of type {value.dtype}, which cannot be saved")
     about = {
         "kind": KIND,
         "sha256": NO_SUM,
@@ -127,8 +127,8 @@ def read_checkpoint(path: Path, federation: Federation, identity: Identity) -> P
         raise _damaged(path, plain(error)) from None
     if (why := _odd(tensors, curve, standing, federation)) is not None:
         raise _damaged(path, why)
-    memory = {name.removeprefix(MEMORY): value for name, value in tensors.items() if name.startswith(MEMORY)}
-    state = State(tensors["params"], tensors["uploads"], memory, torch.empty_like(tensors["uploads"]))
+    kept = {name.removeprefix(MEMORY): value for name, value in tensors.items() if name.startswith(MEMORY)}
+    state = FederationState(tensors["params"], tensors["uploads"], kept, torch.empty_like(tensors["uploads"]))
     found = tensors["reasons"], tensors["scores"]
     return Progress(standing.rounds, state, tuple(curve), *found, standing.seconds, standing.reserved)
 
@@ -232,7 +232,7 @@ def _odd(tensors: Mapping[str, Tensor], curve: Any, standing: Standing, federati
         if (tuple(tensors[name].shape), tensors[name].dtype) != form:
             return f"{name} has another shape or type"
     if any(tensors[name].dtype not in TYPES for name in own):
-        return "the aggregator's memory is of another type"
+        return "the aggregator's state is of another type"
     sent = tensors["uploads"][~federation.byzantine]  # what liars send may be anything
     if not all(bool(value.isfinite().all()) for value in (sent, *(tensors[name] for name in own))):
         return "its numbers are not finite"

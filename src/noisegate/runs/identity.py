@@ -37,6 +37,13 @@ FORMER_NAMES = {
 }
 """Classes of ours that were renamed, and the names that streams still know them by: a new name would be new noise."""
 
+FORMER_FIELDS = {
+    "noisegate.aggregators.nnm.NearestNeighborMixing": {"aggregator": "rule"},
+    "noisegate.aggregators.bucketing.Bucketing": {"aggregator": "rule"},
+    "noisegate.aggregators.guerraoui.Guerraoui": {"aggregator": "rule"},
+}
+"""Settings of ours that were renamed, likewise."""
+
 PROTOCOL = 4
 """Of `__reduce_ex__`: how an object says what it is made of. Nothing is pickled."""
 
@@ -154,9 +161,20 @@ def _code(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
         yield f"{type(value).__name__} {value!r}".encode()
     elif (parts := _reduced(value)) is not None:
         yield b"object"
-        yield from _pieces((type(value), parts), seen)
+        yield from _pieces((type(value), _with_former_fields(type(value), parts)), seen)
     else:
         yield os.urandom(16)
+
+
+def _with_former_fields(kind: type, parts: Any) -> Any:
+    """The parts of an object with the fields named as streams know them."""
+    former = FORMER_FIELDS.get(_name(kind))
+    if former is None:
+        return parts
+    return [
+        {former.get(key, key): entry for key, entry in part.items()} if isinstance(part, dict) else part
+        for part in parts
+    ]
 
 
 def _used(function: types.FunctionType) -> list[tuple[str, Any]]:

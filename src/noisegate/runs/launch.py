@@ -17,7 +17,7 @@ from noisegate.runs.setup import Setup, SharedData, prepare
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder
 from noisegate.models import check_module
-from noisegate.simulate import Progress, Training, abreast, start
+from noisegate.simulate import Progress, Training, side_by_side, start
 from noisegate.vectors import Loss, cross_entropy
 
 Watch = Callable[[Progress, int], None]
@@ -100,7 +100,7 @@ def run_together(
         began = time.perf_counter()
         try:
             while going := [member.training for member in playing if not member.training.over]:
-                abreast(going)
+                side_by_side(going)
                 behind = min(going, key=lambda training: training.played)
                 if watch:
                     watch(behind.settled(), behind.federation.rounds)
@@ -203,7 +203,7 @@ def _play(
                 if spec.secret:
                     reserved = min(training.federation.rounds, training.played + setup.evaluate_every)
                 folder.save(timed(now))
-            abreast([training])
+            side_by_side([training])
             if watch:
                 watch(timed(training.settled()), training.federation.rounds)
     except KeyboardInterrupt:

@@ -1,8 +1,8 @@
 """A spec that is read, not built: nothing that it names is imported. For commands that only look.
 
-A spec may name a stranger's class, `package.module:Name`, and to build such a spec runs that module's code. What only
+A spec may name a plugin's class, `package.module:Name`, and to build such a spec runs that module's code. What only
 shows a folder must not. Where a spec names none, it is an ordinary `Spec`. Where it does, it is a `PlainSpec`: the
-other settings are checked as always, with a built-in part standing in for each stranger.
+other settings are checked as always, with a built-in part standing in for each plugin.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,14 @@ DEEPEST = 16
 
 @dataclass(frozen=True)
 class PlainSpec:
-    """A spec whose `strangers`, by part, are only text. standin: the same with built-in parts in their places."""
+    """A spec whose `plugins`, by part, are only text. standin: the same with built-in parts in their places."""
 
     standin: Spec
-    strangers: Mapping[str, Mapping[str, Any]]
+    plugins: Mapping[str, Mapping[str, Any]]
 
     def canonical(self) -> dict[str, Any]:
         """As of the spec itself: settings that were written by `to_toml` are in their one form already."""
-        return {**self.standin.canonical(), **{part: dict(entry) for part, entry in self.strangers.items()}}
+        return {**self.standin.canonical(), **{part: dict(entry) for part, entry in self.plugins.items()}}
 
     def name(self) -> str:
         """The run's name, as of the spec itself."""
@@ -43,14 +43,14 @@ AnySpec = Spec | PlainSpec
 
 def plain_spec(settings: Mapping[str, Any], where: str = "spec") -> AnySpec:
     """A spec from loose settings, nothing imported."""
-    strangers: dict[str, Mapping[str, Any]] = {}
+    plugins: dict[str, Mapping[str, Any]] = {}
     for part in PARTS:
         found = settings.get(part)
-        if isinstance(found, str | Mapping) and names_a_stranger(found):
-            strangers[part] = {"name": found} if isinstance(found, str) else found
-            _check(part, strangers[part], where)
-    spec = make_spec({**settings, **{part: STAND_INS[part] for part in strangers}}, where)
-    return PlainSpec(spec, strangers) if strangers else spec
+        if isinstance(found, str | Mapping) and names_a_plugin(found):
+            plugins[part] = {"name": found} if isinstance(found, str) else found
+            _check(part, plugins[part], where)
+    spec = make_spec({**settings, **{part: STAND_INS[part] for part in plugins}}, where)
+    return PlainSpec(spec, plugins) if plugins else spec
 
 
 def read_plain(path: Path) -> AnySpec:
@@ -58,8 +58,8 @@ def read_plain(path: Path) -> AnySpec:
     return plain_spec(read_settings(path), str(path))
 
 
-def names_a_stranger(part: Any) -> bool:
-    """Whether a part, or one that it wraps, is a stranger's class."""
+def names_a_plugin(part: Any) -> bool:
+    """Whether a part, or one that it wraps, is a plugin's class."""
     return any(isinstance(entry, str) and ":" in entry for entry, _ in _entries(part))
 
 
@@ -75,7 +75,7 @@ def _entries(part: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _check(part: str, entry: Mapping[str, Any], where: str) -> None:
-    """A stranger's settings are its own, but they have to be such that a spec can hold."""
+    """A plugin's settings are its own, but they have to be such that a spec can hold."""
     if not isinstance(entry.get("name"), str):
         raise SpecError(f"{where}: {part}: needs a name")
     for value, depth in _entries(entry):

@@ -178,9 +178,9 @@ def _groups(found: Mapping[str, Any], mechanism: str) -> dict[str, float]:
 
 
 def _mechanism(spec: Mapping[str, Any]) -> str:
-    """How the worker makes its uploads private; a stranger's class is not asked, since that would run its code."""
+    """How the worker makes its uploads private; a plugin's class is not asked, since that would run its code."""
     known = plain_spec(spec)
-    if isinstance(known, PlainSpec) and "worker" in known.strangers:
+    if isinstance(known, PlainSpec) and "worker" in known.plugins:
         return f"that of {plain(spec['worker']['name'])}"
     return str((known.standin if isinstance(known, PlainSpec) else known).build_worker().mechanism)
 

@@ -121,9 +121,9 @@ def stored(found: dict[str, Any], folder: RunFolder) -> Result:
 
 
 def believed_byzantine(federation: Federation) -> int | None:
-    """How many liars the rule reckons with; None for a rule that does not ask."""
-    rule = federation.rule
-    return rule.reckoned(len(federation.byzantine), federation.believed_honest) if isinstance(rule, Robust) else None
+    """How many liars the aggregator reckons with; None for an aggregator that does not ask."""
+    aggregator = federation.aggregator
+    return aggregator.reckoned(len(federation.byzantine), federation.believed_honest) if isinstance(aggregator, Robust) else None
 
 
 def _count(mask: Tensor) -> int:

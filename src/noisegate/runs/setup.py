@@ -20,7 +20,7 @@ from noisegate.sampling import SAMPLINGS, Sampling
 from noisegate.simulate import Federation
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
-from noisegate.views import Rule, Worker
+from noisegate.views import Aggregator, Worker
 from noisegate.workers import Company, choose_sums
 
 DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10
@@ -114,10 +114,10 @@ def prepare(
         )
     attack = spec.build_attack()
     attack.check(honest, byzantine)
-    rule = spec.build_aggregator()
+    aggregator = spec.build_aggregator()
     believed = honest if spec.gamma is None else _ceil(spec.gamma * (honest + byzantine))
     worker = spec.build_worker()
-    _check_rule(spec, rule, worker, honest + byzantine)
+    _check_aggregator(spec, aggregator, worker, honest + byzantine)
 
     # The server's examples are in no worker's data and not in the test set.
     source = shared.load_auxiliary(spec.auxiliary_from) if spec.auxiliary_from else dataset
@@ -149,20 +149,20 @@ def prepare(
     promise = make_promise(spec, sampling, Roster(sizes, declared, rounds, signs_of(worker, model.d)))
     promise = promise.with_copies(_copies(spec, parts, lying))
     examples = shared.digest(dataset), shared.digest(source)
-    made_of = digest_run(examples, module, loss, (attack, rule, worker), label)
+    made_of = digest_run(examples, module, loss, (attack, aggregator, worker), label)
     x, y, x_test, y_test = shared.on(device, dataset)
     surrogate = _surrogate(spec, parts, lying, dataset).to(device)
     known = _held_by_liars(spec, parts, lying, "known")[:MOST_KNOWN].to(device)
-    memory = compute.scratch()
-    chunk = max(1, min(compute.chunk, memory // (4 * GRADIENT_COPIES * model.d)))
-    company = Company(spec.batch, honest + byzantine, memory, spec.seed)
+    scratch = compute.scratch()
+    chunk = max(1, min(compute.chunk, scratch // (4 * GRADIENT_COPIES * model.d)))
+    company = Company(spec.batch, honest + byzantine, scratch, spec.seed)
     federation = Federation(
         model=model,
         sums=choose_sums(model, model.initial(), x, y, chunk=chunk, company=company),
         worker=worker,
         sampling=sampling,
         attack=attack,
-        rule=rule,
+        aggregator=aggregator,
         x=x,
         y=y,
         holdings=nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device),
@@ -185,40 +185,40 @@ def prepare(
         # What a secret run draws by name (ties, attackers' numbers) must not follow from private data: it shows.
         name=spec.name() if spec.secret else f"{spec.name()}/{made_of}",
         secret=Secret(device) if spec.secret else None,
-        memory=memory,
+        scratch=scratch,
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
     return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
 
 
-def _check_rule(spec: Spec, rule: Rule, worker: Worker, workers: int) -> None:
-    """SpecError if a rule cannot reckon with as many liars as it is told to, or not with these uploads at all."""
-    if getattr(rule, "tests_noise", False) and not worker.noisy:
+def _check_aggregator(spec: Spec, aggregator: Aggregator, worker: Worker, workers: int) -> None:
+    """SpecError if an aggregator cannot reckon with as many liars as it is told to, or not with these uploads at all."""
+    if getattr(aggregator, "tests_noise", False) and not worker.noisy:
         name = spec.canonical()["worker"]["name"]
         raise SpecError(
             f"worker = {name!r}: sends no Gaussian noise, which aggregator "
             f"{spec.canonical()['aggregator']['name']!r} tests for; choose another aggregator"
             + (f", such as {name!r}" if name in AGGREGATORS else "")
         )
-    if getattr(rule, "tests_noise", False) and spec.sigma == 0:
+    if getattr(aggregator, "tests_noise", False) and spec.sigma == 0:
         raise SpecError(
             f"sigma = 0.0: leaves no noise, which aggregator {spec.canonical()['aggregator']['name']!r} tests for; "
             "choose another aggregator, such as 'mean'"
         )
-    if getattr(rule, "follows_workers", False) and not getattr(worker, "fresh", True):
+    if getattr(aggregator, "follows_workers", False) and not getattr(worker, "fresh", True):
         raise SpecError(
             f"worker = {spec.canonical()['worker']['name']!r}: its noise is not fresh in every round, which aggregator "
             f"{spec.canonical()['aggregator']['name']!r} tests for; choose another worker, such as 'clipped'"
         )
-    if isinstance(rule, Robust):
+    if isinstance(aggregator, Robust):
         try:
-            rule.check(workers)
+            aggregator.check(workers)
         except SpecError as error:
             raise SpecError(f"aggregator {spec.canonical()['aggregator']['name']!r}: {error}") from None
 
 
 def _deal(spec: Spec, pool: Tensor, y: Tensor, honest: int, byzantine: int) -> tuple[list[Tensor], Tensor]:
-    """(each worker's examples, who lies), by position. Positions are shuffled: no rule may profit from an order.
+    """(each worker's examples, who lies), by position. Positions are shuffled: no aggregator may profit from an order.
 
     Honest workers share the pool. Byzantine ones hold as much as an honest one, drawn from the whole pool.
     """

@@ -20,7 +20,7 @@ from noisegate.data import SOURCES
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.sampling import SAMPLINGS
-from noisegate.views import Attack, Rule, Worker
+from noisegate.views import Attack, Aggregator, Worker
 from noisegate.workers import WORKERS
 
 Part = str | Mapping[str, Any]
@@ -133,10 +133,10 @@ class Spec:
             return Dormant(attack, self.attack_start, self.attack_asleep)  # type: ignore[arg-type]
         return attack
 
-    def build_aggregator(self) -> Rule:
+    def build_aggregator(self) -> Aggregator:
         """The aggregator as an object."""
-        rule: Rule = self._build("aggregator", Rule)
-        return rule
+        aggregator: Aggregator = self._build("aggregator", Aggregator)
+        return aggregator
 
     def build_worker(self) -> Worker:
         """The worker as an object."""

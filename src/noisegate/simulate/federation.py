@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from noisegate.capacity import CACHED, TAIL, Room
+from noisegate.capacity import CACHED, TAIL, Capacity
 from noisegate.entropy import Randomness, Secret
 from noisegate.errors import SpecError
 from noisegate.sampling import Batch, Draw, Sampling
 from noisegate.streams import rewind
 from noisegate.vectors import FlatModel
-from noisegate.views import Attack, Memory, Rule, Worker
+from noisegate.views import Aggregator, Attack, State, Worker
 from noisegate.workers import Sums, rounded_sensitivity
 
 
@@ -30,7 +30,7 @@ class Federation:
     name: of the run and of all that its uploads are made of. Two runs with one seed may share data and weights, but by
     their names neither noise nor batches: the difference of two uploads with the same noise would show a worker's
     gradients bare. secret: where noise and batches come from instead, if nobody may ever draw them again.
-    memory: bytes that a round may use beside the uploads of this round and the last.
+    scratch: bytes that a round may use beside the uploads of this round and the last.
     """
 
     model: FlatModel
@@ -38,7 +38,7 @@ class Federation:
     worker: Worker
     sampling: Sampling
     attack: Attack
-    rule: Rule
+    aggregator: Aggregator
     x: Tensor
     y: Tensor
     holdings: Tensor
@@ -58,7 +58,7 @@ class Federation:
     declared: int
     name: str = ""
     secret: Secret | None = None
-    memory: int = 2**30
+    scratch: int = 2**30
     known_x: Tensor = field(default_factory=lambda: torch.zeros(0))
     known_y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
 
@@ -211,11 +211,11 @@ class Active:
             one += 2 * run.model.d  # their rows lie apart, and are copied together
         if run.ever_ascends:
             one += run.model.d  # what they sent last is turned around
-        floats = run.memory // 4 if run.x.is_cuda else min(run.memory // 4, CACHED)
+        floats = run.scratch // 4 if run.x.is_cuda else min(run.scratch // 4, CACHED)
         return max(1, min(len(self), floats // one))
 
-    def room(self) -> Room:
-        """Room for a round of theirs: exceeded in one of 10,000."""
+    def capacity(self) -> Capacity:
+        """Capacity for a round of theirs: exceeded in one of 10,000."""
         draws, declared, k = self.federation.sampling, self.federation.declared, len(self)
         parts = self.sizes.split(self.at_once)
         fullest = max(int(part.sum()) for part in parts)
@@ -223,7 +223,7 @@ class Active:
         width = draws.largest_sum(1, self.longest, declared, TAIL / 4 / k)
         theirs = int(self.sizes[self.lying[:-1]].sum())
         liars = draws.largest_sum(self.liars, theirs, declared, TAIL / 4) if self.liars else 0
-        return Room(min(total, fullest), min(width, self.longest), min(liars, theirs))
+        return Capacity(min(total, fullest), min(width, self.longest), min(liars, theirs))
 
     def numbers(self, batch: Batch) -> Tensor:
         """(E,) which examples of the pool were drawn; any at all where a place of the batch is empty."""
@@ -231,21 +231,21 @@ class Active:
 
 
 @dataclass(frozen=True)
-class State:
+class FederationState:
     """What one round hands to the next.
 
-    params: (d,) the model. uploads: (n, d) what everyone sent last (the workers' momentum). memory: the rule's own.
+    params: (d,) the model. uploads: (n, d) what everyone sent last (the workers' momentum). aggregator: its own state.
     spare: (n, d) space for the next uploads. It held those before the last, so a state serves one round only.
     """
 
     params: Tensor
     uploads: Tensor
-    memory: Memory
+    aggregator: State
     spare: Tensor
 
 
-def first_state(federation: Federation) -> State:
+def first_state(federation: Federation) -> FederationState:
     """The state before the first round: the model as initialized, nobody has sent anything."""
     params = federation.model.initial()
     uploads = params.new_zeros(len(federation.byzantine), len(params))
-    return State(params, uploads, {}, torch.empty_like(uploads))
+    return FederationState(params, uploads, {}, torch.empty_like(uploads))

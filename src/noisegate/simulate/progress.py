@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisegate.simulate.federation import Federation, State, first_state
+from noisegate.simulate.federation import Federation, FederationState, first_state
 from noisegate.views import TESTS, Reason
 
 
@@ -21,7 +21,7 @@ class Progress:
     """
 
     rounds: int
-    state: State
+    state: FederationState
     curve: tuple[dict[str, Any], ...]
     reasons: Tensor
     scores: Tensor

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from noisegate.attacks import Honest
-from noisegate.capacity import Room
+from noisegate.capacity import Capacity
 from noisegate.errors import PrivacyError, SpecError
 from noisegate.sampling import gather
-from noisegate.simulate.federation import Federation, State
+from noisegate.simulate.federation import Federation, FederationState
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, add_rows
 from noisegate.workers import ClosedForm, company, contributions, sight
@@ -26,7 +26,7 @@ FAINT = 1e-9
 class Sample:
     """A batch as a round has it. owner: (E,) counted from the first of these workers. last: what they sent last.
 
-    picked: some of the workers, ascending; mine: their examples. width, room: as a round has them.
+    picked: some of the workers, ascending; mine: their examples. width, capacity: as a round has them.
     """
 
     x: Tensor
@@ -36,7 +36,7 @@ class Sample:
     picked: Tensor
     mine: Tensor
     width: int
-    room: Room | None
+    capacity: Capacity | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +69,7 @@ def attacked(run: Federation) -> bool:
     return bool(len(run.byzantine_rows)) and type(run.attack) is not Honest
 
 
-def recheck(run: Federation, state: State, t: int, x_test: Tensor) -> None:
+def recheck(run: Federation, state: FederationState, t: int, x_test: Tensor) -> None:
     """PrivacyError if examples mix after `t` rounds; SpecError if most have no finite loss and gradient, or output.
 
     A model that Byzantine workers drove out of float32's range is what an attack may do: the run goes on.
@@ -111,14 +111,14 @@ def check_outputs(run: Federation, params: Tensor, t: int, x: Tensor) -> None:
         )
 
 
-def sample_of(run: Federation, state: State, t: int, rng: torch.Generator) -> Sample | None:
+def sample_of(run: Federation, state: FederationState, t: int, rng: torch.Generator) -> Sample | None:
     """Some workers' examples in one forward pass, as many as in a round; None if nobody drew any."""
     active = run.active(run.phase(max(0, t - 1)))
     drawn = active.draw(rng)
-    room = active.room() if run.x.is_cuda else None
-    batch = gather(drawn, active.at_once, room)
-    if room and not bool(room.fits()):
-        room, batch = None, gather(drawn, active.at_once)
+    capacity = active.capacity() if run.x.is_cuda else None
+    batch = gather(drawn, active.at_once, capacity)
+    if capacity and not bool(capacity.fits()):
+        capacity, batch = None, gather(drawn, active.at_once)
     part = batch.parts[int(torch.randint(0, len(batch.parts), (), generator=rng, device=rng.device))]
     rows = active.rows[part.workers]
     there = part.owner[part.owner < len(rows)].unique()
@@ -130,7 +130,7 @@ def sample_of(run: Federation, state: State, t: int, rng: torch.Generator) -> Sa
     last = state.uploads[part.workers] if active.everyone else state.uploads.index_select(0, rows)
     mine = torch.isin(part.owner, picked).nonzero().flatten()
     x, y = run.x.index_select(0, numbers), run.y.index_select(0, numbers)
-    return Sample(x, y, part.owner, last, picked, mine, part.width, room)
+    return Sample(x, y, part.owner, last, picked, mine, part.width, capacity)
 
 
 def by_themselves(run: Federation, model: FlatModel, params: Tensor, sample: Sample) -> Alone:
@@ -149,12 +149,12 @@ def by_themselves(run: Federation, model: FlatModel, params: Tensor, sample: Sam
     return Alone(sums, reach[:, 0], torch.cat(lengths), 1 - float(torch.cat(finite).double().mean()))
 
 
-def sums_differ(run: Federation, state: State, sample: Sample, alone: Alone) -> bool:
+def sums_differ(run: Federation, state: FederationState, sample: Sample, alone: Alone) -> bool:
     """Whether the run's own way gives the picked workers other sums than the obvious one."""
     sums = state.spare[: len(sample.last)].zero_()  # which a round overwrites before it reads
     own = sample.x, sample.y, sample.owner, sample.last
-    run.sums.add(run.worker, state.params, *own, sums, 1.0, sample.width, sample.room)
-    if sample.room and not bool(sample.room.fits()):  # a round would be played again without room
+    run.sums.add(run.worker, state.params, *own, sums, 1.0, sample.width, sample.capacity)
+    if sample.capacity and not bool(sample.capacity.fits()):  # a round would be played again without capacity
         run.sums.add(run.worker, state.params, *own, sums.zero_(), 1.0, sample.width)
     return apart(sums[sample.picked], alone, sight.SUSPECT)
 

@@ -5,11 +5,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from noisegate.capacity import Room, places
+from noisegate.capacity import Capacity, places
 from noisegate.entropy import BATCH, NOISE, PUBLISH, Source
 from noisegate.errors import SpecError
 from noisegate.sampling import gather
-from noisegate.simulate.federation import Federation, State, Streams
+from noisegate.simulate.federation import Federation, FederationState, Streams
 from noisegate.simulate.judging import judged
 from noisegate.views import AdversaryView, DataView, ServerView, Verdict, as_rows, checked_examples, receive
 from noisegate.workers import contributions_of, fill_with_noise, mean_gradient
@@ -20,14 +20,14 @@ POISONED_AT_ONCE = 4096
 
 def play(
     federation: Federation,
-    state: State,
+    state: FederationState,
     t: int,
-    room: Room | None = None,
+    capacity: Capacity | None = None,
     streams: Streams | None = None,
-) -> tuple[State, Verdict]:
+) -> tuple[FederationState, Verdict]:
     """Round `t` (from 0): everyone uploads, the server judges, the model moves. `state` is used up.
 
-    room: never look at the device's numbers; the round counts only if it `fits`.
+    capacity: never look at the device's numbers; the round counts only if it `fits`.
     streams: the randomness of the round by name, if not the federation's own.
     """
     run, params, phase = federation, state.params, federation.phase(t)
@@ -38,17 +38,17 @@ def play(
 
     # 1. Draw batches. An adversary that makes its uploads up needs none.
     active = run.active(phase)
-    batch = gather(active.draw(private(BATCH)), active.at_once, room)
+    batch = gather(active.draw(private(BATCH)), active.at_once, capacity)
     drawn = active.numbers(batch)
     x, y = None, run.y.index_select(0, drawn)
 
     # 2. Attacks on data act before anyone trains.
     if active.liars:
-        lying = places(active.lying.index_select(0, batch.owner), room.liars if room else 0, room)
+        lying = places(active.lying.index_select(0, batch.owner), capacity.liars if capacity else 0, capacity)
         knows = DataView(run.classes, phase, partial(rng, "poison"))
         for some in lying.split(POISONED_AT_ONCE):
             mine = run.x.index_select(0, drawn.index_select(0, some)), y.index_select(0, some)
-            bad_x, bad_y = checked_examples(*run.attack.poison(*mine, knows), len(some), run.classes, room)
+            bad_x, bad_y = checked_examples(*run.attack.poison(*mine, knows), len(some), run.classes, capacity)
             y.index_copy_(0, some, bad_y.to(y))
             if bad_x is not mine[0] or bad_x._version:  # another tensor, or the same one written to
                 x = run.x.index_select(0, drawn) if x is None else x
@@ -68,7 +68,7 @@ def play(
             sent_last = sent_last * turn[rows]
         own_x = run.x.index_select(0, drawn[part.places]) if x is None else x[part.places]
         own = own_x, y[part.places], part.owner
-        run.sums.add(run.worker, params, *own, sent_last, sent, 1 / run.batch, part.width, room)
+        run.sums.add(run.worker, params, *own, sent_last, sent, 1 / run.batch, part.width, capacity)
         if isinstance(noise, Source) and run.added_noise:
             noise.add_noise(sent, run.added_noise)
         if turn is not None:
@@ -88,23 +88,23 @@ def play(
             present,
             run.noise_std,
             run.believed_honest,
-            partial(mean_gradient, *own, room=room),
+            partial(mean_gradient, *own, capacity=capacity),
             ties,
-            run.memory,
+            run.scratch,
             run.batch,
             run.worker.sensitivity,
-            partial(contributions_of, *own, run.worker, run.noise_std, room=room),
+            partial(contributions_of, *own, run.worker, run.noise_std, capacity=capacity),
             run.strata if own_y is run.aux_y else 1,  # an adversary's may not be as many of every class
             last,
         )
 
     def judge(forged: Tensor) -> Verdict:
-        """The rule as the adversary can imagine it."""
+        """The aggregator as the adversary can imagine it."""
         if not isinstance(forged, Tensor) or forged.shape != (liars, d):
             shape = tuple(forged.shape) if isinstance(forged, Tensor) else type(forged).__name__
             raise SpecError(f"attack: its view's judge takes uploads of shape ({liars}, {d}), not {shape}")
         trial = uploads.index_copy(0, run.byzantine_rows, as_rows(forged, liars, d, like=params))
-        return judged(run.rule, as_received(trial, run.surrogate_x, run.surrogate_y, run.everyone), {}).copy()
+        return judged(run.aggregator, as_received(trial, run.surrogate_x, run.surrogate_y, run.everyone), {}).copy()
 
     if liars := len(run.byzantine_rows):
         view = AdversaryView(
@@ -118,7 +118,7 @@ def play(
             phase=phase,
             stream=partial(rng, "attack"),
             judge=judge,
-            see_gradient=partial(mean_gradient, run.sums, params, run.known_x, run.known_y, room=room)
+            see_gradient=partial(mean_gradient, run.sums, params, run.known_x, run.known_y, capacity=capacity)
             if len(run.known_x)
             else None,
         )
@@ -129,16 +129,16 @@ def play(
     # 5. The server judges what it received, and only that.
     ties = torch.randperm(n, generator=rng("ties"), device=params.device)
     seen = as_received(uploads, run.aux_x, run.aux_y, ties)
-    verdict = judged(run.rule, seen, state.memory)
+    verdict = judged(run.aggregator, seen, state.aggregator)
 
     # 6. Step. Uploads are overwritten in two rounds, and the last ones in the next, so nobody may take them along. What
     # was malformed is remembered as the zeros that the server made of it.
     passing = (seen.uploads, last)
-    memory = {
+    kept = {
         name: value.clone() if any(shares(value, each) for each in passing) else value
-        for name, value in verdict.memory.items()
+        for name, value in verdict.state.items()
     }
-    return State(torch.sub(params, verdict.update, alpha=run.rate), seen.uploads, memory, spare=last), verdict
+    return FederationState(torch.sub(params, verdict.update, alpha=run.rate), seen.uploads, kept, spare=last), verdict
 
 
 def shares(one: Tensor, other: Tensor) -> bool:

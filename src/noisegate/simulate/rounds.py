@@ -1,13 +1,14 @@
 """Rounds one after the other: at once on a CPU, queued on a CUDA device.
 
-On a CUDA device every round is played with `Room`, so that the host never has to wait for the device in the middle of
-one. Once a phase of the attack was played, and the rule's memory has its form, the kernels are recorded in a CUDA graph
-and then repeated: only the generators are set anew, by the host. A round that does not fit stops the device's clock: it
-and all that were queued behind it leave no trace, and when the host next looks it plays that round without room and
-queues the others again. So a batch of any size is drawn and used as it fell, whatever the bounds are.
+On a CUDA device every round is played with `Capacity`, so that the host never has to wait for the device in the middle
+of one. Once a phase of the attack was played, and the aggregator's state has its form, the kernels are recorded in a
+CUDA graph and then repeated: only the generators are set anew, by the host. A round that does not fit stops the
+device's clock: it and all that were queued behind it leave no trace, and when the host next looks it plays that round
+without capacity and queues the others again. So a batch of any size is drawn and used as it fell, whatever the bounds
+are.
 
-A round with room has the same shapes in a graph or not, so that the bytes do not depend on when a graph was recorded,
-and a run that is interrupted and resumed ends in the same bytes as one that is not.
+A round with capacity has the same shapes in a graph or not, so that the bytes do not depend on when a graph was
+recorded, and a run that is interrupted and resumed ends in the same bytes as one that is not.
 """
 
 import signal
@@ -22,11 +23,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from noisegate.simulate.federation import Federation, State, Streams
+from noisegate.simulate.federation import Federation, FederationState, Streams
 from noisegate.simulate.progress import Progress
 from noisegate.simulate.round import play
 from noisegate.vectors import copy_if
-from noisegate.views import Memory, Verdict
+from noisegate.views import State, Verdict
 
 MOST_GRAPHS = 4
 """Phases of an attack that are recorded; any more are played kernel by kernel."""
@@ -110,7 +111,7 @@ class Device:
                 self.queued += 1
                 self._play(t)
 
-    def settle(self) -> tuple[int, State]:
+    def settle(self) -> tuple[int, FederationState]:
         """(rounds done, the state after them), all that was queued included."""
         with torch.cuda.stream(self.stream):
             asked, ahead = self.queued, 0
@@ -127,21 +128,21 @@ class Device:
 
     def _play(self, t: int) -> None:
         """A round that is not recorded; then record it for the next time, if it may be."""
-        phase, before = self.run.phase(t), form_of(self.state.memory)
-        generators, room = Generators(self.run, t), self.run.active(phase).room()
+        phase, before = self.run.phase(t), form_of(self.state.aggregator)
+        generators, capacity = Generators(self.run, t), self.run.active(phase).capacity()
         begin_secret(self.run, t)
-        state, verdict = play(self.run, self.state, t, room, generators)
-        if not bool(room.fits()):
+        state, verdict = play(self.run, self.state, t, capacity, generators)
+        if not bool(capacity.fits()):
             begin_secret(self.run, t)
             state, verdict = play(self.run, self.state, t, None, Generators(self.run, t))
         with held_back():
             self._adopt(state, verdict)
-        steady = before == form_of(state.memory)  # in the first round a rule's memory takes its form
+        steady = before == form_of(state.aggregator)  # in the first round an aggregator's state takes its form
         if self.graph and steady and phase not in self.graphs and len(self.graphs) < MOST_GRAPHS:
             self.graphs[phase] = self._record(t, phase, generators)
 
     def _record(self, t: int, phase: Hashable, generators: "Generators") -> "Recorded | None":
-        """A round like `t` as a graph; None if a rule, an attack or a model asks the host for something."""
+        """A round like `t` as a graph; None if an aggregator, an attack or a model asks the host for something."""
         own = generators.used()
         begin_secret(self.run, t)
         graph = torch.cuda.CUDAGraph()
@@ -150,22 +151,22 @@ class Device:
         used = Used()
         try:
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"), used:
-                room = self.run.active(phase).room()
-                new, verdict = play(self.run, self.state, t, room, generators)
-                self.going.logical_and_(room.fits())
+                capacity = self.run.active(phase).capacity()
+                new, verdict = play(self.run, self.state, t, capacity, generators)
+                self.going.logical_and_(capacity.fits())
                 self._adopt(new, verdict)
         except RuntimeError:
             return None
         return Recorded(self.run, graph, own, used)
 
-    def _adopt(self, new: State, verdict: Verdict) -> None:
+    def _adopt(self, new: FederationState, verdict: Verdict) -> None:
         """Take over what a round gave, if the device's clock is still going."""
-        if form_of(new.memory) != form_of(self.state.memory):  # what is recorded writes to the old one
-            self.state = replace(self.state, memory={name: value.clone() for name, value in new.memory.items()})
+        if form_of(new.aggregator) != form_of(self.state.aggregator):  # what is recorded writes to the old one
+            self.state = replace(self.state, aggregator={name: value.clone() for name, value in new.aggregator.items()})
             self.graphs.clear()
         state = self.state
         pairs = [(state.params, new.params), (state.uploads, new.uploads)]
-        pairs += [(state.memory[name], value) for name, value in new.memory.items()]
+        pairs += [(state.aggregator[name], value) for name, value in new.aggregator.items()]
         self.reasons.index_copy_(0, self.done, verdict.reason[None].to(self.reasons))
         self.scores.index_copy_(0, self.done, verdict.score[None].to(self.scores))
         for old, value in pairs:
@@ -173,9 +174,9 @@ class Device:
         self.done.add_(self.going)
 
 
-def form_of(memory: Memory) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """What a recorded round takes for granted of a rule's memory."""
-    return {name: (value.shape, value.dtype) for name, value in memory.items()}
+def form_of(state: State) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """What a recorded round takes for granted of an aggregator's state."""
+    return {name: (value.shape, value.dtype) for name, value in state.items()}
 
 
 @contextmanager
@@ -246,7 +247,7 @@ def begin_secret(run: Federation, t: int) -> None:
 class Used(TorchDispatchMode):
     """While a graph is recorded, notes the tensors that were there before, so that they stay.
 
-    A graph knows addresses only. A table that a rule keeps in a cache, say, may be gone when the graph reads it.
+    A graph knows addresses only. A table that an aggregator keeps in a cache, say, may be gone when the graph reads it.
     """
 
     def __init__(self) -> None:

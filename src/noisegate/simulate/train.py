@@ -85,7 +85,7 @@ class Training:
     def __iter__(self) -> Iterator[Progress]:
         """The progress after each remaining round, or every so often on a CUDA device."""
         while not self.over:
-            abreast([self])
+            side_by_side([self])
             yield self.settled()
 
     def settled(self, wait: bool = False) -> Progress:
@@ -112,7 +112,7 @@ class Training:
             self._pending = None
 
 
-def abreast(trainings: Sequence[Training]) -> None:
+def side_by_side(trainings: Sequence[Training]) -> None:
     """Take several runs on one device some rounds ahead, side by side."""
     strides = [training.stride() for training in trainings]
     for i in range(max(strides, default=0)):

@@ -54,7 +54,7 @@ class Cell:
     skipped: what the spec asks for cannot exist. missing: it has not ended and nobody works on it.
     """
 
-    spec: Any  # a Spec; of a folder that is only looked at, and that names a stranger's part, a PlainSpec
+    spec: Any  # a Spec; of a folder that is only looked at, and that names a plugin's part, a PlainSpec
     status: Literal["done", "failed", "skipped", "running", "missing"]
     result: dict[str, Any] | None = None
     message: str = ""
@@ -272,7 +272,7 @@ def _play(folder: SweepFolder, spec: Spec, compute: Compute, claim: Claim) -> Ou
     try:
         out = folder.run_path(spec)
         return outcome_of(run(spec, compute=compute, out=out, resume=True, watch=_pulse([claim])))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # of anyone's attack or rule; the sweep goes on without it
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # of anyone's attack or aggregator; the sweep goes on without it
         outcome = broken(error)
     try:
         folder.fail(spec, outcome)

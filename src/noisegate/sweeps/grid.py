@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from noisegate import checks
 from noisegate.errors import SpecError, StoreError
-from noisegate.runs.plain import AnySpec, PlainSpec, names_a_stranger, plain_spec
+from noisegate.runs.plain import AnySpec, PlainSpec, names_a_plugin, plain_spec
 from noisegate.runs.spec import FLAGS_ONLY, PARTS, Spec, make_spec, read_settings
 
 MOST_RUNS = 100_000
@@ -85,9 +85,9 @@ def read_sweep(path: Path) -> list[Spec]:
 
 
 def plain_specs(path: Path) -> list[AnySpec]:
-    """The same with nothing imported, for those who only look. StoreError if a stranger's part varies or is named."""
+    """The same with nothing imported, for those who only look. StoreError if a plugin's part varies or is named."""
     grid = read_grid(path)
-    if any(names_a_stranger(entry) for part in PARTS for entry in (grid.settings.get(part), grid.axes.get(part))):
+    if any(names_a_plugin(entry) for part in PARTS for entry in (grid.settings.get(part), grid.axes.get(part))):
         raise StoreError(
             f"{path}: names a part of your own, and what is to be run with it is not listed in specs.json; "
             "`noisegate sweep` writes that file"

@@ -25,7 +25,7 @@ from noisegate.runs.result import Result
 from noisegate.runs.spec import Spec
 from noisegate.version import __version__
 
-ABREAST = 16
+SIDE_BY_SIDE = 16
 """Runs that share a CUDA device unless told otherwise."""
 
 MOST_JOBS = 1024
@@ -41,10 +41,10 @@ One = Callable[[Spec, Compute], Outcome]
 Several = Callable[[Sequence[Spec], Compute], list[Outcome]]
 
 
-class Crew:
+class Pool:
     """Runs specs and says what came of each as soon as it is known. A run that breaks breaks no other.
 
-    A run that calls a stranger's code is given to a process even where there is one job: that code may end the process,
+    A run that calls a plugin's code is given to a process even where there is one job: that code may end the process,
     or never come back.
 
     jobs: how many at a time; None takes a process for each core, or 16 on a CUDA device. On a CPU a run has one thread
@@ -74,18 +74,18 @@ class Crew:
         self.time_limit = time_limit
         self.cuda = compute.resolve().type == "cuda"
         self.compute = compute if self.cuda else replace(compute, threads=compute.threads or 1)
-        self.jobs = jobs or (ABREAST if self.cuda else max(1, _cores() // (self.compute.threads or 1)))
+        self.jobs = jobs or (SIDE_BY_SIDE if self.cuda else max(1, _cores() // (self.compute.threads or 1)))
         self.one, self.several = one or alone, several or side_by_side
         self._hands: dict[Connection, BaseProcess] = {}
 
     @property
     def how(self) -> str:
-        """What the numbers of this crew depend on beside the spec: what was run otherwise may have others."""
+        """What the numbers of this pool depend on beside the spec: what was run otherwise may have others."""
         return f"noisegate {__version__} {self.flags}"
 
     @property
     def flags(self) -> str:
-        """The flags with which `noisegate run`, of this version, gives the numbers of this crew, to the last digit."""
+        """The flags with which `noisegate run`, of this version, gives the numbers of this pool, to the last digit."""
         flags = "--device cuda" if self.cuda else f"--device cpu --threads {self.compute.threads}"
         return flags if self.compute.memory is None else f"{flags} --memory {self.compute.memory}"
 
@@ -94,7 +94,7 @@ class Crew:
         """How many at a time, for people."""
         return f"{self.jobs} at a time"
 
-    def __enter__(self) -> "Crew":
+    def __enter__(self) -> "Pool":
         return self
 
     def __exit__(
@@ -112,7 +112,7 @@ class Crew:
         if self.cuda:
             for batch in batches(specs, self.jobs):
                 yield from zip(batch, self.several([specs[i] for i in batch], self.compute), strict=True)
-        elif self.jobs == 1 and self.time_limit is None and not any(map(calls_strangers, specs)):
+        elif self.jobs == 1 and self.time_limit is None and not any(map(calls_plugins, specs)):
             yield from ((i, self.one(spec, self.compute)) for i, spec in enumerate(specs))
         else:
             yield from self._share_out(specs)
@@ -177,7 +177,7 @@ class Crew:
         return "its process was ended from outside, as for want of memory, or crashed"
 
 
-def calls_strangers(spec: Spec) -> bool:
+def calls_plugins(spec: Spec) -> bool:
     """Whether a part of a spec is loaded from a path, as package.module:Name."""
     left: list[Any] = [spec.attack, spec.aggregator, spec.worker]
     while left:

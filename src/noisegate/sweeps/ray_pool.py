@@ -14,7 +14,7 @@ from noisegate.compute import Compute
 from noisegate.errors import SpecError
 from noisegate.redteam.search import Outcome
 from noisegate.runs.spec import Spec
-from noisegate.sweeps.pool import GRACE, Crew, One, Several
+from noisegate.sweeps.pool import GRACE, One, Pool, Several
 
 ADDRESS = "RAY_ADDRESS"
 RETRIES = 5
@@ -24,8 +24,8 @@ PATIENCE = 10.0
 """Seconds for a cluster to answer."""
 
 
-class RayCrew(Crew):
-    """A crew whose runs are tasks of Ray: a task for each on CPUs, or for as many as share a GPU.
+class RayPool(Pool):
+    """A pool whose runs are tasks of Ray: a task for each on CPUs, or for as many as share a GPU.
 
     RAY_ADDRESS says where the cluster is; without it, or a Ray that this process has started itself, one of this
     machine is started, with `jobs` times the threads of a run as its CPUs. A process that dies is replaced.
@@ -58,7 +58,7 @@ class RayCrew(Crew):
         """How many at a time, for people."""
         return super().pace if self._most or not self.address else "as many at a time as the cluster has room for"
 
-    def __enter__(self) -> "RayCrew":
+    def __enter__(self) -> "RayPool":
         if self.ray.is_initialized():
             return self
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

@@ -13,8 +13,8 @@ from noisegate.redteam.search import Outcome
 from noisegate.runs.spec import Spec
 from noisegate.sweeps.cells import Cell, SweepFolder, play_one, play_several
 from noisegate.sweeps.grid import Grid, read_grid, read_sweep
-from noisegate.sweeps.pool import Crew
-from noisegate.sweeps.ray_pool import RayCrew
+from noisegate.sweeps.pool import Pool
+from noisegate.sweeps.ray_pool import RayPool
 
 __all__ = ["Cell", "Engine", "Grid", "SweepFolder", "hire", "read_grid", "read_sweep", "sweep"]
 
@@ -43,7 +43,7 @@ def sweep(
     folder = folder if isinstance(folder, SweepFolder) else SweepFolder(Path(folder))
     distinct = {spec.name(): spec for spec in specs}
     folder.check(list(distinct.values()))
-    crew = hire(engine, folder, compute or Compute(), jobs, time_limit)
+    pool = hire(engine, folder, compute or Compute(), jobs, time_limit)
     ended = {name: cell for name, spec in distinct.items() if (cell := folder.cell(spec)).status == "done"}
     mine, others = [spec for name, spec in distinct.items() if name not in ended], list[Spec]()
 
@@ -53,9 +53,9 @@ def sweep(
             watch(cell)
 
     if mine:
-        with crew:
+        with pool:
             while mine or others:
-                for i, outcome in crew.play(mine):
+                for i, outcome in pool.play(mine):
                     cell = _came_of(folder, mine[i], outcome)
                     if cell.ended:
                         end(cell)
@@ -74,15 +74,15 @@ def sweep(
 
 def hire(
     engine: Engine, folder: SweepFolder, compute: Compute, jobs: int | None, time_limit: float | None = None
-) -> Crew:
-    """Whoever runs the specs of a sweep. time_limit: seconds that a run may take, as for `Crew`.
+) -> Pool:
+    """Whoever runs the specs of a sweep. time_limit: seconds that a run may take, as for `Pool`.
 
     local: processes of this machine, or runs side by side on its CUDA device. ray: tasks on the cluster of RAY_ADDRESS,
     where the folder must have the same path on every machine, or else on one of this machine alone.
     """
     checks.one_of(ENGINES, engine=engine)
     everywhere = SweepFolder(folder.path.absolute())
-    kind = RayCrew if engine == "ray" else Crew
+    kind = RayPool if engine == "ray" else Pool
     return kind(compute, jobs, partial(play_one, everywhere), partial(play_several, everywhere), time_limit)
 
 

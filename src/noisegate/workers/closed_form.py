@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate import kernels
-from noisegate.capacity import Room
+from noisegate.capacity import Capacity
 from noisegate.vectors import FlatModel, counting, ones
 from noisegate.views import Worker
 from noisegate.workers import layers
@@ -140,20 +140,20 @@ class ClosedForm(Sums):
         into: Tensor,
         scale: float = 1.0,
         width: int | None = None,
-        room: Room | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         """Lengths first, then weights, then sums; what cannot be trusted goes the direct way."""
         if not len(y):
             return
         traced = self.trace(params, x, y)
         if traced is None:  # the model calls its layers differently than when it was probed
-            self.direct.add(worker, params, x, y, owner, last_uploads, into, scale, width, room)
+            self.direct.add(worker, params, x, y, owner, last_uploads, into, scale, width, capacity)
             return
-        if room and into.is_cuda and kernels.available():
-            self._queue(worker, traced, owner, last_uploads, into, scale, width or len(y), room)
+        if capacity and into.is_cuda and kernels.available():
+            self._queue(worker, traced, owner, last_uploads, into, scale, width or len(y), capacity)
             return
         workers = len(last_uploads)
-        groups = layers.Groups.of(owner, workers, width if width and not room else None)
+        groups = layers.Groups.of(owner, workers, width if width and not capacity else None)
         parts = [_part(layer, a, delta, groups) for layer, (a, delta) in zip(self.layers, traced, strict=True)]
         fresh, old = 1 - worker.momentum, worker.momentum
 
@@ -176,7 +176,7 @@ class ClosedForm(Sums):
         for layer, (a, delta) in zip(self.layers, traced, strict=True):
             if _may_overflow(layer, a):
                 trusted &= _fits_float32(delta, length)
-        used = trusted & (owner < workers) if room else trusted
+        used = trusted & (owner < workers) if capacity else trusted
         everyone = bool(used.all())
         if not everyone:  # a weight of zero does not silence a NaN: take them out
             parts, length = [part.without(used) for part in parts], length.masked_fill(~used, 1.0)
@@ -205,7 +205,7 @@ class ClosedForm(Sums):
         into: Tensor,
         scale: float,
         width: int,
-        room: Room,
+        capacity: Capacity,
     ) -> None:
         """The rest of `add` in few kernels, and without a look. What cannot be trusted does not fit."""
         from noisegate.kernels import outer
@@ -237,10 +237,10 @@ class ClosedForm(Sums):
         last = torch.linalg.vector_norm(last_uploads, dim=1).double().square_() if old else None
         limits = outer.Limits(CANCELLATION, RANGE[0] if old else SHORTEST, RANGE[1], SHORTEST)
         length, trusted = outer.mix(square, inner, last, owner, old / fresh, limits, workers)
-        room.need(trusted)
+        capacity.need(trusted)
         for layer, a, delta in pairs:
             if _may_overflow(layer, a):
-                room.need(_fits_float32(delta, length))
+                capacity.need(_fits_float32(delta, length))
 
         weights = (worker.weights(length * fresh) * scale).to(into.dtype)
         momentum = (last_uploads, outer.totals(weights, starts, old)) if old else (None, None)

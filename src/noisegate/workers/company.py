@@ -42,18 +42,18 @@ EXTREMES = 1e1, 1e2, 1e3, 1e4, 1e5, 1e6
 
 @dataclass(frozen=True)
 class Company:
-    """How many examples share a forward pass: `batch` of every worker, of all `workers` that fit `memory` (bytes)."""
+    """How many examples share a forward pass: `batch` of every worker, of all `workers` that fit `scratch` (bytes)."""
 
     batch: int = 16
     workers: int = 1
-    memory: int = 2**30
+    scratch: int = 2**30
     seed: int = 0
 
     def sizes(self, closed: ClosedForm | None, x: Tensor, y: Tensor) -> list[int]:
         """How many examples to look at: of one worker, and what a forward pass holds when batches are large."""
         whole = self.batch
         if closed is not None:  # else every worker's examples are by themselves
-            floats = self.memory // 4 if x.is_cuda else min(self.memory // 4, CACHED)
+            floats = self.scratch // 4 if x.is_cuda else min(self.scratch // 4, CACHED)
             expected = self.batch * self.workers
             fitting = floats // closed.floats(x[:1], y[:1])
             whole = max(whole, min(fitting, expected + 4 * math.isqrt(expected)))

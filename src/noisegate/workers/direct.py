@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from noisegate.capacity import Room
+from noisegate.capacity import Capacity
 from noisegate.vectors import FlatModel, add_rows
 from noisegate.views import Worker
 
@@ -63,12 +63,12 @@ class Sums(ABC):
         into: Tensor,
         scale: float = 1.0,
         width: int | None = None,
-        room: Room | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         """into (n, d) += scale times the sums.
 
         owner: (E,) the worker of each example, n for a place without one.
-        width: most examples of one worker, if known. room: do not look at anything (`Room`).
+        width: most examples of one worker, if known. capacity: do not look at anything (`Capacity`).
         """
 
     @abstractmethod
@@ -98,7 +98,7 @@ class Direct(Sums):
         into: Tensor,
         scale: float = 1.0,
         width: int | None = None,
-        room: Room | None = None,
+        capacity: Capacity | None = None,
     ) -> None:
         """One chunk of gradients after the other."""
         workers = len(last_uploads)
@@ -107,6 +107,6 @@ class Direct(Sums):
             who = owner[part].clamp(max=workers - 1)
             gradients = per_example_gradients(self.model, params, x[part], y[part])
             added = contributions(worker, gradients, last_uploads[who])
-            if room:  # an empty place holds some example or other
+            if capacity:  # an empty place holds some example or other
                 added = torch.where(owner[part, None] < workers, added, 0.0)
             add_rows(into, who, added * scale)

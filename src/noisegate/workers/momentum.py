@@ -22,12 +22,13 @@ class ClippedMomentum(Clipped):
     in an upload by sqrt((1 - carry) / (1 + carry)) once some 1 / (1 - carry) rounds are over; until then uploads are
     shorter.
 
-    Theirs: clipping, Gaussian noise at every worker, a robust rule at the server, and the finding that the two go
+    Theirs: clipping, Gaussian noise at every worker, a robust aggregator at the server, and the finding that the two go
     together only with settings chosen for it. Which settings we know from the code of their first paper on the matter
     alone: it clips the mean of a batch of up to 500 examples to 0.01, and has a momentum of 0.99, at the server, for
     1,000 rounds.
     Ours: each example is clipped, for that is what the accountant prices; the momentum lies at the workers, as in
-    El Mhamdi, Guerraoui and Rouault (2021), where it lowers the noise that the rule has to see through; the values.
+    El Mhamdi, Guerraoui and Rouault (2021), where it lowers the noise that the aggregator has to see through; the
+    values.
     """
 
     fresh: ClassVar[bool] = False

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from noisegate import checks
-from noisegate.capacity import Room
+from noisegate.capacity import Capacity
 from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 from noisegate.vectors import FlatModel, counting, zeros
@@ -110,7 +110,7 @@ class Unit(Plain):
 
 
 def mean_gradient(
-    sums: Sums, params: Tensor, x: Tensor, y: Tensor, normalized: bool, room: Room | None = None
+    sums: Sums, params: Tensor, x: Tensor, y: Tensor, normalized: bool, capacity: Capacity | None = None
 ) -> Tensor:
     """(d,): the mean of the examples' gradients, each scaled to length 1 first if `normalized`.
 
@@ -118,7 +118,7 @@ def mean_gradient(
     """
     worker, mean = Unit() if normalized else Plain(), params.new_zeros(1, len(params))
     together = zeros(len(x), x.device)
-    sums.add(worker, params, x, y, together, mean, mean, 1 / len(x), len(x), room)  # without momentum none is read
+    sums.add(worker, params, x, y, together, mean, mean, 1 / len(x), len(x), capacity)  # without momentum none is read
     return mean[0]
 
 
@@ -138,7 +138,7 @@ class Alone(Plain):
 
 
 def contributions_of(
-    sums: Sums, params: Tensor, x: Tensor, y: Tensor, worker: Worker, noise_std: float, room: Room | None = None
+    sums: Sums, params: Tensor, x: Tensor, y: Tensor, worker: Worker, noise_std: float, capacity: Capacity | None = None
 ) -> Tensor:
     """(A, d) what each example would on average add to the sum of a worker that held it.
 
@@ -147,5 +147,5 @@ def contributions_of(
     """
     each = params.new_zeros(len(x), len(params))
     alone = Alone(worker=worker, last=noise_std * math.sqrt(len(params)))
-    sums.add(alone, params, x, y, counting(len(x), x.device), each, each, 1.0, 1, room)
+    sums.add(alone, params, x, y, counting(len(x), x.device), each, each, 1.0, 1, capacity)
     return each
