@@ -31,12 +31,13 @@ LAYERS = {
         ),
         0,
     ),
-    **dict.fromkeys(("views", "catalog", "sampling", "models", "data", "flips"), 1),
+    **dict.fromkeys(("views", "roles", "catalog", "sampling", "models", "data", "flips"), 1),
     **dict.fromkeys(("workers", "attacks", "aggregators", "privacy"), 2),
-    **dict.fromkeys(("simulate", "flower"), 3),
-    "lab": 4,
-    "cli": 5,
-    "": 6,  # noisegate/__init__.py and __main__.py: they may import everything, and nobody may import them
+    "protocol": 3,
+    **dict.fromkeys(("simulate", "federation", "flower"), 4),
+    **dict.fromkeys(("runs", "sweeps", "paper", "redteam", "report", "audit"), 5),
+    "cli": 6,
+    "": 7,  # noisegate/__init__.py and __main__.py: they may import everything, and nobody may import them
 }
 SAME_LAYER = {
     ("checks", "errors"),

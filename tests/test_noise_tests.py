@@ -262,7 +262,7 @@ def test_the_first_float_is_found_from_any_guess(guess):
 
 
 @WAYS
-@pytest.mark.parametrize("memory", [1, 40_000, 200_000, 1_000_000])
+@pytest.mark.parametrize("scratch", [1, 40_000, 200_000, 1_000_000])
 def test_blocks_of_rows_change_nothing(decide, scratch):
     rows = rows_of_every_kind(1000, 1.0)
     assert torch.equal(decide(rows, 1.0, SIGNIFICANCE, scratch), decide(rows, 1.0, SIGNIFICANCE, MEMORY))

@@ -4,18 +4,16 @@ A server never learns who is Byzantine; an adversary never sees the server's aux
 through the views below, in the simulator and in a deployment alike.
 """
 
-import typing
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from noisegate.capacity import Capacity
-from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 from noisegate.vectors import as_rows as as_rows
 from noisegate.vectors import receive as receive
@@ -33,17 +31,14 @@ class Reason(IntEnum):
     SCORE = 4  # passed every test, but others have the higher score
     EVIDENCE = 5  # over the rounds too far along a direction in which honest uploads cannot lie so far
     DEPENDENT = 6  # shares with another upload of the round what should be independent noise
-    MISSING = 7  # nothing arrived: the round was lost with the process that played it
+    MISSING = 7  # nothing arrived from this worker in this round, which accuses nobody
+    LOST = 8  # the round was lost with the process that played it: nobody was judged
 
     @property
     def word(self) -> str:
         """The name used in files and tables."""
         return self.name.lower()
 
-
-Knowledge = Literal["omniscient", "data-only", "blind"]
-"""What an attack uses of what it may know: everything but the server's auxiliary data; its own workers' data and
-uploads; nothing but the shape and the noise of an upload."""
 
 TESTS = (Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION, Reason.EVIDENCE, Reason.DEPENDENT)
 """The reasons that accuse an upload, as opposed to preferring another."""
@@ -56,6 +51,9 @@ class Verdict:
     update: (d,) direction of descent; zero if nobody was kept.
     kept: (n,) whose upload is in the update. `kept[i]` exactly when `reason[i]` is KEPT.
     reason: (n,) a `Reason` for each worker.
+    weights: (n,) each upload's share in the update: none is negative, and they add up to 1, or to 0 if nobody was kept.
+        Unless given, those who were kept have equal shares. An aggregator that is no weighted mean, such as a median,
+        leaves it at that.
     score: (n,) what the aggregator ranks by (zero where it ranks by nothing).
     state: handed back to the aggregator next round; tensors only, so that it can be saved.
         A round may be played again, so an aggregator answers with new tensors and writes to none that it was handed.
@@ -66,10 +64,17 @@ class Verdict:
     reason: Tensor
     score: Tensor
     state: State = field(default_factory=dict)
+    weights: Tensor = None  # type: ignore[assignment]  # is there once it is made
+
+    def __post_init__(self) -> None:
+        if self.weights is None and isinstance(self.kept, Tensor):
+            kept = self.kept.to(torch.float32)
+            object.__setattr__(self, "weights", kept / kept.sum().clamp(min=1.0))
 
     def copy(self) -> "Verdict":
         """The same in memory of its own, without the aggregator's state: what an adversary is shown of a verdict."""
-        return Verdict(self.update.clone(), self.kept.clone(), self.reason.clone(), self.score.clone())
+        update, kept, reason, score = (each.clone() for each in (self.update, self.kept, self.reason, self.score))
+        return Verdict(update, kept, reason, score, weights=self.weights.clone())
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ class ServerView:
 
     uploads: (n, d), finite; a malformed upload is a row of zeros.
     norms: (n,) their lengths.
-    present: (n,) False for a malformed upload, which no aggregator may keep.
+    present: (n,) False for an upload that is malformed or missing, which no aggregator may keep.
     noise_std: per-coordinate standard deviation s of the noise in an honest upload.
     believed_honest: how many workers the server believes honest, k = ceil(gamma n).
     auxiliary: gives (d,) the mean gradient of the server's own examples at the current model, as `auxiliary(False)`;
@@ -93,7 +98,9 @@ class ServerView:
     contributions: gives (A, d) what each of the server's own examples would on average add to it, in an honest
         worker's hands at the current model. strata: how many classes these examples are of, if they are as many of
         every class and one class comes after the other; else 1.
-    last: (n, d) what everyone sent last, as it was received; zeros before the first round.
+    last: (n, d) what was last received from everyone; zeros before the first upload. A malformed one counts as zeros.
+    missing: (n,) whose upload did not arrive in this round; None if all did. This accuses nobody: an aggregator leaves
+        what it holds against a worker, and for it, as it was.
     """
 
     uploads: Tensor
@@ -109,6 +116,16 @@ class ServerView:
     contributions: Callable[[], Tensor] | None = None
     strata: int = 1
     last: Tensor | None = None
+    missing: Tensor | None = None
+
+    def mark_absent(self, reason: Tensor) -> Tensor:
+        """`reason` (n,), in which malformed and missing uploads are now called so. It is written to."""
+        reason.masked_fill_(~self.present, Reason.MALFORMED.value)
+        return self.mark_missing(reason)
+
+    def mark_missing(self, reason: Tensor) -> Tensor:
+        """`reason` (n,), in which missing uploads are now called so. It is written to."""
+        return reason if self.missing is None else reason.masked_fill_(self.missing, Reason.MISSING.value)
 
 
 class Shown:
@@ -212,72 +229,6 @@ class AdversaryView:
         normalized: each is scaled to length 1 first. It is what `ServerView.auxiliary` is to the server.
         """
         return self.see_gradient(normalized) if self.see_gradient else torch.zeros_like(self.params)
-
-
-@typing.runtime_checkable
-class Aggregator(Protocol):
-    """An aggregator: judges one round's uploads."""
-
-    def __call__(self, view: ServerView, state: State) -> Verdict: ...
-
-
-@typing.runtime_checkable
-class Attack(Protocol):
-    """An adversary that controls M workers. Both hooks are called every round; one of them is often the identity."""
-
-    knows: ClassVar[Knowledge]
-
-    def check(self, honest: int, byzantine: int) -> None:
-        """Raise SpecError if the attack does not exist for these numbers."""
-
-    def phase(self, progress: float) -> Hashable:
-        """What the attack does when this share of the rounds lies behind: a word, a number, anything that compares.
-
-        All that an attack learns of the time. A round is prepared once for each phase and then repeated, so there
-        should be few; an attack that always does the same has one.
-        """
-
-    def needs_own(self, phase: Hashable) -> bool:
-        """Whether `forge` reads what its workers would have sent; if not, they need not compute it."""
-
-    def ascends(self, phase: Hashable) -> bool:
-        """Whether its workers run the protocol on the negated loss."""
-
-    def poison(self, x: Tensor, y: Tensor, view: DataView) -> tuple[Tensor, Tensor]:
-        """The adversary's own examples as it wants them to be."""
-
-    def forge(self, view: AdversaryView) -> Tensor | None:
-        """(M, d) what the adversary's workers send; None for what the protocol computed."""
-
-
-@typing.runtime_checkable
-class Worker(Protocol):
-    """Bounds what one example can do to an upload, and makes the upload private. `workers.Private` is a base for it."""
-
-    mechanism: ClassVar[str]
-    """What makes an upload private: "gaussian" noise on the sum, or "signs", flipped at random."""
-
-    noisy: ClassVar[bool]
-    """Whether an upload is a signal with that Gaussian noise, and not something made of it."""
-
-    @property
-    def momentum(self) -> float: ...
-
-    @property
-    def sensitivity(self) -> float:
-        """How far adding or removing one example can move the sum, in L2."""
-
-    def weights(self, norms: Tensor) -> Tensor:
-        """The factor of a mixed gradient of each (positive, finite) length."""
-
-    def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
-        """Make of (n, d) means with their noise what leaves the workers, in place. last: (n, d) what left them last.
-
-        Whatever `mechanism` does not do before the sums are handed over must be done here.
-        """
-
-    def noise_in_upload(self, added: float, sigma: float, d: int) -> float:
-        """Standard deviation of the noise in a coordinate of an upload, if `added` is that of the noise in `sent`."""
 
 
 def checked_examples(

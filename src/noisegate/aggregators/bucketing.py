@@ -12,8 +12,9 @@ from noisegate import checks
 from noisegate.aggregators.geometric_median import GeometricMedian
 from noisegate.aggregators.robust import Number, judged
 from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
+from noisegate.roles import Aggregator
 from noisegate.vectors import counting
-from noisegate.views import Aggregator, ServerView, State, Verdict, receive
+from noisegate.views import ServerView, State, Verdict, receive
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import torch
 from noisegate import checks
 from noisegate.aggregators.distances import LONGEST
 from noisegate.aggregators.robust import judged
+from noisegate.roles import Aggregator
 from noisegate.views import ServerView, State, Verdict
 
 SHORTEST = 1e-18
@@ -15,7 +16,7 @@ SHORTEST = 1e-18
 
 
 @dataclass(frozen=True)
-class FLTrust:
+class FLTrust(Aggregator):
     """Trust uploads by their angle to the gradient of the server's own data, and scale them to its length.
 
     The update is the mean weighted by trust, the cosine of the angle or 0 where that is negative. It admits any number

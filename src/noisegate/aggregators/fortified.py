@@ -17,6 +17,7 @@ from noisegate.aggregators.known import COMMON, PROBES, TINY, Known, speeds
 from noisegate.aggregators.noise_tests import honest_lengths, ks_rejects, room_for_signal
 from noisegate.aggregators.probed import Probed
 from noisegate.errors import SpecError
+from noisegate.roles import Aggregator
 from noisegate.views import Reason, ServerView, State, Verdict
 
 TESTS = 4
@@ -30,7 +31,7 @@ STAGES = (Reason.MALFORMED, Reason.NORM, Reason.DISTRIBUTION, Reason.EVIDENCE, R
 
 
 @dataclass(frozen=True)
-class Fortified:
+class Fortified(Aggregator):
     """Refuse what no honest worker would send, by tests that add up over the rounds; weigh the rest by earned trust.
 
     An honest upload is a signal of length at most about 1 plus noise that is fresh, independent of everything, and of

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 
 from noisegate.aggregators.mda import MDA
 from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
-from noisegate.views import Aggregator, ServerView, State, Verdict
+from noisegate.roles import Aggregator
+from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from noisegate.aggregators.average import average_of
+from noisegate.roles import Aggregator
 from noisegate.views import Reason, ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Aggregator):
     """The average of every well-formed upload received."""
 
     def __call__(self, view: ServerView, state: State) -> Verdict:

@@ -11,8 +11,9 @@ from noisegate.aggregators.distances import distances_of
 from noisegate.aggregators.robust import Number, judged
 from noisegate.aggregators.trimmed_mean import TrimmedMean
 from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
+from noisegate.roles import Aggregator
 from noisegate.vectors import counting
-from noisegate.views import Aggregator, ServerView, State, Verdict, receive
+from noisegate.views import ServerView, State, Verdict, receive
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """What all aggregators have in common that reckon with a number of liars."""
 
 import typing
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from noisegate.errors import SpecError
+from noisegate.roles import Aggregator
 from noisegate.views import Reason, ServerView, State, Verdict
 
 Number = typing.TypeVar("Number", int, Tensor)
 
 
 @dataclass(frozen=True)
-class Robust(ABC):
+class Robust(Aggregator):
     """An aggregator for n uploads of which f may be lies.
 
     byzantine: f. Without it, as many as the server believes, but no more than the aggregator admits: where most

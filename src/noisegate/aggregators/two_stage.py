@@ -9,11 +9,12 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.aggregators.average import average_of
 from noisegate.aggregators.noise_tests import ks_rejects, norm_interval
+from noisegate.roles import Aggregator
 from noisegate.views import Reason, ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
-class TwoStage:
+class TwoStage(Aggregator):
     """Refuse what does not look like the privacy noise, then keep those who agree with the server's own data.
 
     Stage one: an upload is rejected if its length is more than `width` standard deviations off what noise alone gives,

@@ -2,7 +2,7 @@
 
 from noisegate.aggregators.robust import Number, Robust, lower
 from noisegate.errors import SpecError
-from noisegate.views import Aggregator
+from noisegate.roles import Aggregator
 
 INNER_NEEDS = "what its aggregator needs"
 """Stands for that in `needs`."""

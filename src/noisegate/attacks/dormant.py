@@ -10,7 +10,8 @@ from noisegate import checks
 from noisegate.attacks.honest import Forger, Honest
 from noisegate.attacks.label_flip import LabelFlip
 from noisegate.attacks.turns import Turns
-from noisegate.views import AdversaryView, Attack
+from noisegate.roles import Attack
+from noisegate.views import AdversaryView
 
 ASLEEP = ("behave", "copy")
 

@@ -7,7 +7,8 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.attacks.honest import Forger
-from noisegate.views import AdversaryView, Knowledge
+from noisegate.roles import Knowledge
+from noisegate.views import AdversaryView
 
 
 @dataclass(frozen=True)

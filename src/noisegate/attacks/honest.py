@@ -6,7 +6,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from noisegate.views import AdversaryView, DataView, Knowledge
+from noisegate.roles import Knowledge
+from noisegate.views import AdversaryView, DataView
 
 
 @dataclass(frozen=True)

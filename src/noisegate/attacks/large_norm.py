@@ -10,7 +10,8 @@ from torch.nn import functional
 
 from noisegate import checks
 from noisegate.attacks.honest import Forger
-from noisegate.views import AdversaryView, Knowledge
+from noisegate.roles import Knowledge
+from noisegate.views import AdversaryView
 
 LONGEST = 1e19
 """No upload is longer: the square of its length would not fit float32, and it would count as malformed."""

@@ -11,7 +11,7 @@ from noisegate import checks
 from noisegate.attacks.honest import Honest
 from noisegate.attacks.rank_matched import RankMatched
 from noisegate.attacks.turns import Turns
-from noisegate.views import Attack
+from noisegate.roles import Attack
 
 DIGITS = 9
 """Of a time that count: 0.3 / 0.1 is a hair below 3, and 1 - 0.9 below 0.1."""

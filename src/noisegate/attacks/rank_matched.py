@@ -15,7 +15,8 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.attacks.disguise import Form, check_disguise, disguised, fixed_directions
 from noisegate.attacks.honest import Forger
-from noisegate.views import AdversaryView, Knowledge
+from noisegate.roles import Knowledge
+from noisegate.views import AdversaryView
 
 TARGETS = ("ascend", "descend", "random", "weights")
 

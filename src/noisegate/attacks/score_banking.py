@@ -14,7 +14,7 @@ from noisegate import checks
 from noisegate.attacks.disguise import Form, check_disguise
 from noisegate.attacks.rank_matched import RankMatched
 from noisegate.attacks.turns import Turns
-from noisegate.views import Attack
+from noisegate.roles import Attack
 
 
 @dataclass(frozen=True)

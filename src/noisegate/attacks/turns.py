@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from noisegate.attacks.honest import Honest
-from noisegate.views import AdversaryView, Attack, DataView, Knowledge
+from noisegate.roles import Attack, Knowledge
+from noisegate.views import AdversaryView, DataView
 
 
 @dataclass(frozen=True)

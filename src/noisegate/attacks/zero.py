@@ -6,7 +6,8 @@ from typing import ClassVar
 from torch import Tensor
 
 from noisegate.attacks.honest import Forger
-from noisegate.views import AdversaryView, Knowledge
+from noisegate.roles import Knowledge
+from noisegate.views import AdversaryView
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from noisegate.audit.claim import Claim
 from noisegate.errors import SpecError
+from noisegate.roles import Worker
 from noisegate.runs.setup import Setup
 from noisegate.streams import stream
-from noisegate.views import Worker
 from noisegate.workers import per_example_gradients
 
 CANDIDATES, SCALES = 24, (1.0, 10.0, 100.0)

@@ -11,6 +11,7 @@ from noisegate.attacks import ATTACKS
 from noisegate.audit.canary import Canary
 from noisegate.audit.claim import Claim
 from noisegate.entropy import Secret
+from noisegate.roles import Aggregator
 from noisegate.runs.setup import Setup
 from noisegate.simulate import Federation, FederationState, first_state, play
 from noisegate.streams import stream
@@ -26,7 +27,7 @@ Watch = Callable[[int], None]
 
 
 @dataclass(frozen=True)
-class Frozen:
+class Frozen(Aggregator):
     """The adversary's aggregator: the model stays where it is, so that every contribution is known beforehand."""
 
     def __call__(self, view: ServerView, state: State) -> Verdict:

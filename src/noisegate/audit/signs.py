@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from noisegate.audit.claim import Claim
 from noisegate.audit.clones import COMPANY, Watch, groups, stage
 from noisegate.flips import flip_probability, lean
+from noisegate.roles import Worker
 from noisegate.runs.setup import Setup
 from noisegate.simulate import Federation, first_state, play
 from noisegate.vectors import FlatModel
-from noisegate.views import Worker
 from noisegate.workers import ClosedForm, Direct
 
 CHUNK = 128

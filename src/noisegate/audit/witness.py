@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from noisegate.capacity import Capacity
-from noisegate.views import Worker
+from noisegate.roles import Worker
 from noisegate.workers import Sums
 
 

@@ -8,7 +8,7 @@ from noisegate import privacy
 from noisegate.errors import PrivacyError, SpecError
 from noisegate.runs.spec import Spec
 from noisegate.sampling import Sampling
-from noisegate.views import Worker
+from noisegate.roles import Worker
 
 BASE_EPSILON = 2.0
 """The budget whose noise the base rate is tuned for (the paper's one-dimensional tuning)."""

@@ -20,7 +20,7 @@ from noisegate.sampling import SAMPLINGS, Sampling
 from noisegate.simulate import Federation
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
-from noisegate.views import Aggregator, Worker
+from noisegate.roles import Aggregator, Worker
 from noisegate.workers import Company, choose_sums
 
 DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10

@@ -20,7 +20,7 @@ from noisegate.data import SOURCES
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.sampling import SAMPLINGS
-from noisegate.views import Attack, Aggregator, Worker
+from noisegate.roles import Attack, Aggregator, Worker
 from noisegate.workers import WORKERS
 
 Part = str | Mapping[str, Any]

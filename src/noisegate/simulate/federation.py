@@ -11,10 +11,11 @@ from torch.nn import functional
 from noisegate.capacity import CACHED, TAIL, Capacity
 from noisegate.entropy import Randomness, Secret
 from noisegate.errors import SpecError
+from noisegate.roles import Aggregator, Attack, Worker
 from noisegate.sampling import Batch, Draw, Sampling
 from noisegate.streams import rewind
 from noisegate.vectors import FlatModel
-from noisegate.views import Aggregator, Attack, State, Worker
+from noisegate.views import State
 from noisegate.workers import Sums, rounded_sensitivity
 
 

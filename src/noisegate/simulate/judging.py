@@ -3,7 +3,8 @@
 from torch import Tensor
 
 from noisegate.errors import SpecError
-from noisegate.views import Aggregator, ServerView, State, Verdict
+from noisegate.roles import Aggregator
+from noisegate.views import ServerView, State, Verdict
 
 
 def judged(aggregator: Aggregator, view: ServerView, state: State) -> Verdict:

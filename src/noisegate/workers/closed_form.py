@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from noisegate import kernels
 from noisegate.capacity import Capacity
+from noisegate.roles import Worker
 from noisegate.vectors import FlatModel, counting, ones
-from noisegate.views import Worker
 from noisegate.workers import layers
 from noisegate.workers.direct import SHORTEST, Direct, Sums
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from noisegate.capacity import Capacity
+from noisegate.roles import Worker
 from noisegate.vectors import FlatModel, add_rows
-from noisegate.views import Worker
 
 SHORTEST = 1e-30
 """A mix shorter than this counts as zero. So short is the gradient of an example that a model is all but sure of."""

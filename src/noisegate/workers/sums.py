@@ -10,8 +10,8 @@ from noisegate import checks
 from noisegate.capacity import Capacity
 from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
+from noisegate.roles import Worker
 from noisegate.vectors import FlatModel, counting, zeros
-from noisegate.views import Worker
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.company import Company, closed_form_if_sound
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
