@@ -36,9 +36,10 @@ class Aggregator(Protocol):
 
     def check(self, workers: int) -> None:
         """Raise SpecError if it does not exist for so many workers."""
+        return
 
     def reckoned(self, workers: int, honest: int) -> int | None:
-        """How many Byzantine workers it reckons with where the server believes so many honest; None if it never asks."""
+        """How many Byzantine workers it reckons with if the server believes so many honest; None if it never asks."""
         return None
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
