@@ -410,7 +410,7 @@ HARMLESS_LOSSES = {
 @pytest.mark.parametrize("name", HARMLESS_LOSSES)
 def test_losses_of_single_examples_are_welcome(name):
     setup = prepare(SPEC, CPU, data(), network(), HARMLESS_LOSSES[name])
-    assert isinstance(setup.federation.sums, ClosedForm)
+    assert isinstance(setup.federation.mechanism.sums, ClosedForm)
 
 
 class Recurrent(nn.Module):
@@ -595,7 +595,7 @@ def test_a_model_that_changes_during_training_stops_the_run(closed, mood, error,
     going = training(Later(closed))
     for _ in range(19):
         going.ahead()
-    going.federation.model.module.mood = mood
+    going.federation.mechanism.model.module.mood = mood
     with pytest.raises(error, match=says):
         going.ahead()
 
@@ -606,7 +606,7 @@ def test_a_model_that_comes_to_mix_beside_extreme_examples_stops_the_run(closed,
     going = training(Later(closed))
     for _ in range(19):
         going.ahead()
-    going.federation.model.module.mood = "scaling"
+    going.federation.mechanism.model.module.mood = "scaling"
     with pytest.raises(PrivacyError, match=r"round 20: .*mixes examples"):
         going.ahead()
 
@@ -625,7 +625,7 @@ def test_a_model_that_knows_float32_only_is_stopped_too(closed):
     going = training(Later(closed), loss=only_float32)
     for _ in range(19):
         going.ahead()
-    going.federation.model.module.mood = "mixing"
+    going.federation.mechanism.model.module.mood = "mixing"
     with pytest.raises(PrivacyError, match="mixes examples"):
         going.ahead()
 
@@ -657,14 +657,14 @@ def test_examples_that_are_fitted_to_the_last_digits_are_no_reason_to_stop(scale
     going = training(network(), worker={"name": "normalized", "momentum": 0.0})
     state = going.settled().state
     state = replace(state, params=scale * state.params)
-    own = going.federation.model.outputs(state.params, going.federation.x).argmax(1)
-    fitted = replace(going.federation, y=own)
+    own = going.federation.mechanism.model.outputs(state.params, going.federation.workers.x).argmax(1)
+    fitted = going.federation.change(y=own)
     for t in range(5):
         recheck(fitted, state, t, data().x_test)
         rng = stream(t, "fitted")
         sample = looks.sample_of(fitted, state, t, rng)
         assert not looks.sums_still_differ(fitted, state.params, sample, rng)
-        twin, params = sight.doubled(fitted.model), state.params.double()
+        twin, params = sight.doubled(fitted.mechanism.model), state.params.double()
         left = looks._without_faint(fitted, twin, params, replace(sample, x=sample.x.double()))
         assert (len(left.mine) < len(sample.mine)) == (scale > 1)
 
@@ -708,7 +708,7 @@ def test_a_model_that_leaves_float32_by_itself_stops_the_run():
     """No rate that is allowed takes it there in a few rounds, so it is put there."""
     going = training(network(), byzantine=0.0)
     run_ = going.federation
-    params = run_.model.initial()
+    params = run_.mechanism.model.initial()
     assert check_finite(run_, params, 2)
     params[0] = torch.inf
     with pytest.raises(SpecError, match=r"round 2: the model's parameters are no longer finite.*lower rate"):
@@ -727,7 +727,7 @@ def test_a_loss_that_is_no_number_stops_an_attacked_run_too():
     going = training(Later(), byzantine=0.4, attack="gaussian")
     for _ in range(19):
         going.ahead()
-    going.federation.model.module.mood = "broken"
+    going.federation.mechanism.model.module.mood = "broken"
     with pytest.raises(SpecError, match=r"round 20: .*no finite loss"):
         going.ahead()
 

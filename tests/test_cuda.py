@@ -134,7 +134,7 @@ def test_an_example_with_next_to_nothing_to_say_fits(worker, sure) -> None:
 def test_a_run_is_the_same_run_every_time(graph) -> None:
     """Also where some rounds do not fit."""
     run = setup(rounds=20).federation
-    few = run.sampling.largest_sum(len(run.byzantine), int(run.sizes.sum()), run.declared, 0.2)
+    few = run.mechanism.sampling.largest_sum(len(run.adversary.byzantine), int(run.workers.sizes.sum()), run.mechanism.declared, 0.2)
     first, *others = (played(with_less_capacity(run, few), graph)[0] for _ in range(4))
     assert all(same_bytes(first, other) for other in others)
 
@@ -235,7 +235,7 @@ def setup(device: str = "cuda", shared: SharedData | None = None, state: int | N
 def played(run: Federation, graph: bool = True, progress: Progress | None = None) -> tuple[Progress, Rounds]:
     with noisegate.Compute().exact():
         rounds = Rounds(run, progress or start(run), graph)
-        while (left := run.rounds - rounds.settled().rounds) > 0:
+        while (left := run.schedule.rounds - rounds.settled().rounds) > 0:
             for _ in range(left):
                 rounds.step()
     return rounds.settled(), rounds
@@ -337,15 +337,15 @@ def test_with_capacity_or_without_a_round_is_the_same(model, monkeypatch) -> Non
 def test_a_round_that_does_not_fit_is_played_again_and_those_behind_it_too() -> None:
     run = setup(rounds=40, attack="gaussian").federation
     roomy, _ = played(run)
-    few = run.sampling.largest_sum(
-        5, int(run.sizes[:5].sum()), run.declared, 0.3
+    few = run.mechanism.sampling.largest_sum(
+        5, int(run.workers.sizes[:5].sum()), run.mechanism.declared, 0.3
     )  # too small for about three rounds in ten
     redone, rounds = played(with_less_capacity(run, few))
     assert any(isinstance(found, Recorded) for found in rounds._device.graphs.values())
     assert redone.rounds == 40
     assert (redone.reasons == roomy.reasons).float().mean() > 0.95  # rounding may tip a score
     difference = (redone.state.params - roomy.state.params).norm()
-    assert difference <= 0.05 * (roomy.state.params - run.model.initial()).norm()
+    assert difference <= 0.05 * (roomy.state.params - run.mechanism.model.initial()).norm()
 
 
 def test_runs_side_by_side_give_the_bytes_of_runs_alone() -> None:
@@ -415,9 +415,9 @@ class Asks(noisegate.Mean):
 
 def test_an_aggregator_that_asks_the_host_is_played_kernel_by_kernel() -> None:
     run = setup().federation
-    asked, rounds = played(replace(run, aggregator=Asks()))
+    asked, rounds = played(run.change(aggregator=Asks()))
     assert list(rounds._device.graphs.values()) == [None]
-    assert same_bytes(asked, played(replace(run, aggregator=noisegate.Mean()))[0])
+    assert same_bytes(asked, played(run.change(aggregator=noisegate.Mean()))[0])
 
 
 @pytest.mark.parametrize("d", [1, 5000, 9001])

@@ -54,7 +54,7 @@ def tightened(run: Federation, share: float) -> Federation:
     """The same, with capacity for so few examples that this share of the rounds does not fit."""
     run = replace(run)
     active = run.active(run.phase(0))
-    usual, few = active.capacity(), run.sampling.largest_sum(len(active), int(active.sizes.sum()), run.declared, share)
+    usual, few = active.capacity(), run.mechanism.sampling.largest_sum(len(active), int(active.sizes.sum()), run.mechanism.declared, share)
     active.__dict__["capacity"] = lambda: replace(usual, total=few, needs=[])
     return run
 
@@ -91,7 +91,7 @@ def test_rounds_that_do_not_fit_are_played_again_and_those_behind_them_too(attac
 def test_secret_rounds_that_do_not_fit_draw_what_they_drew_before():
     """A batch that is too large for the capacity is used as it fell: to draw another would be another mechanism."""
     secret = keyed()
-    run = replace(federation(attack="label-flip", rounds=ROUNDS), secret=secret)
+    run = federation(attack="label-flip", rounds=ROUNDS).change(secret=secret)
     _, roomy = played(run)
     _, redone = played(tightened(run, 0.3))
     state = first_state(run)
@@ -102,7 +102,7 @@ def test_secret_rounds_that_do_not_fit_draw_what_they_drew_before():
 
 
 def test_secret_rounds_on_a_device_never_share_noise():
-    run = replace(federation(attack="none", rounds=4), secret=keyed(), sigma=1e3)  # nothing but noise
+    run = federation(attack="none", rounds=4).change(secret=keyed(), sigma=1e3)  # nothing but noise
     state, sent = first_state(run), []
     for t in range(4):
         state, _ = play(run, state, t)
@@ -188,7 +188,7 @@ def test_what_is_held_back_is_done_as_a_whole():
 class Grows(noisegate.Mean):
     """Remembers every round's lengths."""
 
-    def __call__(self, view, memory):
+    def __call__(self, view, state):
         verdict, now = super().__call__(view, {}), view.norms[None]
         return replace(verdict, memory={"lengths": torch.cat([memory["lengths"], now]) if memory else now})
 
@@ -196,7 +196,7 @@ class Grows(noisegate.Mean):
 class Doubles(noisegate.Mean):
     """Scores in float64."""
 
-    def __call__(self, view, memory):
+    def __call__(self, view, state):
         verdict = super().__call__(view, {})
         return replace(verdict, score=view.norms.double())
 
@@ -204,7 +204,7 @@ class Doubles(noisegate.Mean):
 class Widens(noisegate.Mean):
     """A memory that takes another form in the middle of the run."""
 
-    def __call__(self, view, memory):
+    def __call__(self, view, state):
         count = memory["count"] + 1 if memory else torch.zeros(1)
         wide = {"count": count, "more": view.norms.clone()} if float(count) >= 9 else {"count": count}
         return replace(super().__call__(view, {}), memory=wide)
@@ -212,7 +212,7 @@ class Widens(noisegate.Mean):
 
 @pytest.mark.parametrize("aggregator", [Grows(), Doubles(), Widens()], ids=lambda aggregator: type(aggregator).__name__)
 def test_an_aggregator_may_keep_what_it_likes(aggregator):
-    run = replace(federation(attack="none", rounds=ROUNDS), aggregator=aggregator)
+    run = federation(attack="none", rounds=ROUNDS).change(aggregator=aggregator)
     state = first_state(run)
     for t in range(ROUNDS):
         state, _ = play(run, state, t, run.active(run.phase(t)).capacity(), Generators(run, t))

@@ -67,9 +67,9 @@ def test_without_defense_the_attack_wins():
 
 def play(federation, x_test, y_test) -> float:
     progress = start(federation)
-    for now in Training(federation, progress, x_test, y_test, federation.rounds):
+    for now in Training(federation, progress, x_test, y_test, federation.schedule.rounds):
         progress = now
-    return accuracy(federation.model, progress.state.params, x_test, y_test)
+    return accuracy(federation.mechanism.model, progress.state.params, x_test, y_test)
 
 
 def test_the_band_can_fail():
@@ -77,7 +77,7 @@ def test_the_band_can_fail():
     scores = []
     for seed in SEEDS:
         setup = prepare(reference(Spec(seed=seed, delta=DELTA)), CPU)
-        quiet = replace(setup.federation, sigma=setup.federation.sigma / 50)
+        quiet = setup.federation.change(sigma=setup.federation.mechanism.sigma / 50)
         scores.append(play(quiet, setup.x_test, setup.y_test))
     assert mean(scores) > NOISELESS > HIGH
 

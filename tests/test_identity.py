@@ -74,12 +74,12 @@ def noises_of(spec: Spec = SPEC, data: Dataset | None = None, module: nn.Module 
     run = setup.federation
     state, found = first_state(run), []
     for t in range(3):
-        drawn = run.sampling.over(run.sizes, run.declared)(run.stream("batch", t))
+        drawn = run.mechanism.sampling.over(run.workers.sizes, run.mechanism.declared)(run.stream("batch", t))
         owner, number = drawn.nonzero(as_tuple=True)
-        chosen = run.holdings[owner, number]
-        exact = Direct(run.model)(run.worker, state.params, run.x[chosen], run.y[chosen], owner, state.uploads)
+        chosen = run.workers.holdings[owner, number]
+        exact = Direct(run.mechanism.model)(run.mechanism.worker, state.params, run.workers.x[chosen], run.workers.y[chosen], owner, state.uploads)
         state, _ = play(run, state, t)
-        found.append(state.uploads.double() - exact.double() / run.batch)
+        found.append(state.uploads.double() - exact.double() / run.mechanism.batch)
     return torch.cat(found)
 
 

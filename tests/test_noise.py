@@ -80,7 +80,7 @@ class Record:
     def __init__(self):
         self.views = []
 
-    def __call__(self, view, memory):
+    def __call__(self, view, state):
         self.views.append(view)
         n = len(view.norms)
         reason = torch.full((n,), Reason.SCORE.value)
@@ -139,10 +139,10 @@ def federation(worker, n: int = 4, sizes: int = 40, batch: int = 5) -> Federatio
 
 def examples_of(run: Federation, t: int):
     """(x, y, owner) of what everyone draws in round t, looked up one by one."""
-    drawn = run.sampling.over(run.sizes, run.declared)(run.stream("batch", t))
+    drawn = run.mechanism.sampling.over(run.workers.sizes, run.mechanism.declared)(run.stream("batch", t))
     owner, number = drawn.nonzero(as_tuple=True)
-    chosen = run.holdings[owner, number]
-    return run.x[chosen], run.y[chosen], owner
+    chosen = run.workers.holdings[owner, number]
+    return run.workers.x[chosen], run.workers.y[chosen], owner
 
 
 @pytest.mark.parametrize("worker", [Normalized(0.1), Clipped(2.5)])
@@ -152,42 +152,42 @@ def test_a_round_sends_exact_sums_plus_noise_of_sigma_times_sensitivity_over_the
     drawn, noises = [], []
     for t in range(3):
         x, y, owner = examples_of(run, t)
-        exact = Direct(run.model)(worker, state.params, x, y, owner, state.uploads)
+        exact = Direct(run.mechanism.model)(worker, state.params, x, y, owner, state.uploads)
         state, _ = play(run, state, t)
-        drawn += torch.bincount(owner, minlength=len(run.sizes)).tolist()
-        noises.append(noise_of(state.uploads, exact, run.batch))
+        drawn += torch.bincount(owner, minlength=len(run.workers.sizes)).tolist()
+        noises.append(noise_of(state.uploads, exact, run.mechanism.batch))
     noises = torch.cat(noises)
-    s = SIGMA * rounded_sensitivity(worker, run.batch) / run.batch
-    assert run.noise_std == s == run.aggregator.views[0].noise_std
-    assert worker.sensitivity <= rounded_sensitivity(worker, run.batch) < 1.0001 * worker.sensitivity
+    s = SIGMA * rounded_sensitivity(worker, run.mechanism.batch) / run.mechanism.batch
+    assert run.mechanism.noise_std == s == run.server.aggregator.views[0].noise_std
+    assert worker.sensitivity <= rounded_sensitivity(worker, run.mechanism.batch) < 1.0001 * worker.sensitivity
     assert len(set(drawn)) > 3  # sizes differ, the divisor does not
     assert all(ks_p_value(noise, s) > PASSES for noise in noises)
     assert_noise(noises, s)
     away = torch.corrcoef(noises) - torch.eye(len(noises))
-    assert away.abs().max() < 5 / run.model.d**0.5
+    assert away.abs().max() < 5 / run.mechanism.model.d**0.5
 
 
 def test_noise_does_not_depend_on_the_data():
     """Two data sets, one stream: the uploads differ by their sums alone."""
     run = federation(Normalized(0.1))
-    other = Federation(**{**vars(run), "x": run.x.flip(0) + 1.0})
+    other = Federation(**{**vars(run), "x": run.workers.x.flip(0) + 1.0})
     uploads, sums = [], []
     for each in (run, other):
         state, _ = play(each, first_state(each), 0)
         sums.append(Direct(each.model)(each.worker, each.model.initial(), *examples_of(each, 0), state.spare))
         uploads.append(state.uploads)
     assert (sums[0] - sums[1]).norm(dim=1).min() > 1
-    torch.testing.assert_close(uploads[0] - uploads[1], (sums[0] - sums[1]) / run.batch, rtol=0, atol=1e-6)
+    torch.testing.assert_close(uploads[0] - uploads[1], (sums[0] - sums[1]) / run.mechanism.batch, rtol=0, atol=1e-6)
 
 
 def test_the_divisor_is_the_public_batch_and_not_the_drawn_size():
     """Without noise, a worker that drew B examples of one and the same gradient sends a vector of length B / batch."""
     run = federation(Normalized(0.0))
-    run = Federation(**{**vars(run), "sigma": 0.0, "x": torch.ones_like(run.x), "y": torch.zeros_like(run.y)})
+    run = Federation(**{**vars(run), "sigma": 0.0, "x": torch.ones_like(run.workers.x), "y": torch.zeros_like(run.workers.y)})
     state, _ = play(run, first_state(run), 0)
-    drawn = torch.bincount(examples_of(run, 0)[2], minlength=len(run.sizes))
+    drawn = torch.bincount(examples_of(run, 0)[2], minlength=len(run.workers.sizes))
     assert len(set(drawn.tolist())) > 1
-    torch.testing.assert_close(state.uploads.norm(dim=1), drawn / run.batch, rtol=1e-3, atol=0)  # margin 2^-14
+    torch.testing.assert_close(state.uploads.norm(dim=1), drawn / run.mechanism.batch, rtol=1e-3, atol=0)  # margin 2^-14
 
 
 def test_a_prepared_run_adds_the_noise_that_its_spec_states():
@@ -210,9 +210,9 @@ def test_a_prepared_run_adds_the_noise_that_its_spec_states():
     run = setup.federation
     state, _ = play(run, first_state(run), 0)
     x, y, owner = examples_of(run, 0)
-    exact = Direct(run.model)(run.worker, run.model.initial(), x, y, owner, torch.zeros_like(state.uploads))
+    exact = Direct(run.mechanism.model)(run.mechanism.worker, run.mechanism.model.initial(), x, y, owner, torch.zeros_like(state.uploads))
     assert_noise(noise_of(state.uploads, exact, 6), 4.0 * 0.5 / 6)
-    assert run.rate == pytest.approx(0.3 * 2.0 / 4.0)
+    assert run.server.rate == pytest.approx(0.3 * 2.0 / 4.0)
     assert setup.privacy.sigma == 4.0
 
 
@@ -222,9 +222,9 @@ def noises_of(spec: Spec, rounds: int = 2) -> torch.Tensor:
     state, found = first_state(run), []
     for t in range(rounds):
         x, y, owner = examples_of(run, t)
-        exact = Direct(run.model)(run.worker, state.params, x, y, owner, state.uploads)
+        exact = Direct(run.mechanism.model)(run.mechanism.worker, state.params, x, y, owner, state.uploads)
         state, _ = play(run, state, t)
-        found.append(noise_of(state.uploads, exact, run.batch))
+        found.append(noise_of(state.uploads, exact, run.mechanism.batch))
     return torch.stack(found)
 
 
@@ -235,7 +235,7 @@ def test_a_run_and_those_it_is_compared_with_share_data_but_neither_noise_nor_ba
     ready = [prepare(each, Compute(device="cpu")).federation for each in runs]
     assert torch.equal(ready[0].holdings, ready[1].holdings)
     assert torch.equal(ready[0].model.initial(), ready[2].model.initial())
-    draws = [run.sampling.over(run.sizes, run.declared)(run.stream("batch", 0))[:10] for run in ready]
+    draws = [run.mechanism.sampling.over(run.workers.sizes, run.mechanism.declared)(run.stream("batch", 0))[:10] for run in ready]
     assert not torch.equal(draws[0], draws[1])
     noises = torch.cat([noises_of(each).flatten(0, 1) for each in runs])
     away = torch.corrcoef(noises) - torch.eye(len(noises))

@@ -149,7 +149,7 @@ def test_blocks_of_workers_draw_what_one_draw_would():
 def test_a_round_with_capacity_is_the_same_round(attack, sampling):
     run = federation(attack=attack, sampling=sampling)
     free, bound = first_state(run), first_state(run)
-    for t in range(run.rounds):
+    for t in range(run.schedule.rounds):
         capacity = generous(run, t)
         free, verdict = play(run, free, t)
         bound, again = play(run, bound, t, capacity)
@@ -197,7 +197,7 @@ def test_memory_is_no_part_of_a_runs_name_and_must_be_a_count():
 def test_a_width_that_is_too_small_cuts_nobody_off():
     run = federation()
     wide, _ = play(run, first_state(run), 0, generous(run, 0))
-    capacity = replace(generous(run, 0), width=1, needs=[])
+    capacity = replace(generous(run, 0), per_worker=1, needs=[])
     narrow, _ = play(run, first_state(run), 0, capacity)
     assert bool(capacity.fits())
     assert torch.equal(wide.uploads, narrow.uploads)
@@ -206,12 +206,12 @@ def test_a_width_that_is_too_small_cuts_nobody_off():
 class Keeps(noisegate.Mean):
     """Remembers the first uploads it saw, as they were shown to it."""
 
-    def __call__(self, view, memory):
+    def __call__(self, view, state):
         return replace(super().__call__(view, {}), memory={"first": memory.get("first", view.uploads[1:])})
 
 
 def test_what_an_aggregator_remembers_is_not_overwritten():
-    run = replace(federation(), aggregator=Keeps())
+    run = federation().change(aggregator=Keeps())
     state, _ = play(run, first_state(run), 0)
     first = state.uploads[1:].clone()
     for t in range(1, 5):
@@ -236,7 +236,7 @@ class Upside(noisegate.LabelFlip):
 
 
 def test_labels_that_do_not_exist_do_not_fit_and_are_refused_without_capacity():
-    run = replace(federation(), attack=Upside())
+    run = federation().change(attack=Upside())
     with pytest.raises(SpecError, match="labels 0 to 3"):
         play(run, first_state(run), 0)
     capacity = generous(run, 0)
@@ -259,14 +259,14 @@ class Blackout(noisegate.LabelFlip):
 @pytest.mark.parametrize("at_once", [2, 99])
 def test_poisoned_pictures_are_those_that_liars_train_on_and_nobody_else(in_place, at_once, monkeypatch):
     monkeypatch.setattr("noisegate.simulate.round.POISONED_AT_ONCE", 7)
-    clean = replace(federation(), attack=noisegate.Honest(), sigma=0.0, aggregator=noisegate.Mean())
+    clean = federation().change(attack=noisegate.Honest(), sigma=0.0, aggregator=noisegate.Mean())
     black = replace(clean, attack=Blackout(in_place))
-    pool = clean.x.clone()
+    pool = clean.workers.x.clone()
     for run in (clean, black):
         run.active(run.phase(0)).__dict__["at_once"] = at_once
     uploads = [play(run, first_state(run), 0)[0].uploads for run in (clean, black)]
-    lying = clean.byzantine
-    assert torch.equal(clean.x, pool)
+    lying = clean.adversary.byzantine
+    assert torch.equal(clean.workers.x, pool)
     assert (uploads[0] - uploads[1])[~lying].norm(dim=1).max() < CLOSE
     assert (uploads[0] - uploads[1])[lying].norm(dim=1).min() > 0.1
     # A black picture has no gradient in the first layer's weights.
@@ -281,7 +281,7 @@ class Lists(noisegate.Honest):
 
 
 def test_a_phase_that_cannot_be_compared_is_refused():
-    run = replace(federation(), attack=Lists())
+    run = federation().change(attack=Lists())
     with pytest.raises(SpecError, match=r"its phase must be a word, .* gave \['asleep'\]"):
         play(run, first_state(run), 0)
 
@@ -302,7 +302,7 @@ def test_lines_are_those_of_the_models_at_their_rounds():
         rounds.step()
         if t % 6 == 0 or t == 20:
             params = rounds.settled().state.params
-            wanted[t] = accuracy(setup.federation.model, params, setup.x_test, setup.y_test)
+            wanted[t] = accuracy(setup.federation.mechanism.model, params, setup.x_test, setup.y_test)
     *_, last = Training(setup.federation, start(setup.federation), setup.x_test, setup.y_test, 6)
     assert {line["round"]: line["accuracy"] for line in last.curve} == wanted
     assert last.rounds == 20

@@ -270,7 +270,7 @@ def test_without_noise_an_upload_is_the_signal_alone(quick):
     """The same batches and the same model: what is sent twice is the same, and short."""
     spec = quick(sigma=0.0, epsilon=None, sigma_base=None, byzantine=0.0, attack="none", aggregator="mean")
     federation = prepare(spec, Compute(device="cpu")).federation
-    assert federation.rate == spec.rate
+    assert federation.server.rate == spec.rate
     state, _ = play(federation, first_state(federation), 0)
     assert float(state.uploads.norm(dim=1).max()) <= 3.0  # of batches up to three times as large as expected
 

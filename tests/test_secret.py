@@ -39,8 +39,8 @@ def drawn_for(monkeypatch):
 
 def test_a_secret_run_never_gives_the_same_twice():
     first, again = (prepare(SPEC, CPU).federation for _ in range(2))
-    assert torch.equal(first.holdings, again.holdings)  # data and weights follow from the seed
-    assert torch.equal(first.model.initial(), again.model.initial())
+    assert torch.equal(first.holdings, again.workers.holdings)  # data and weights follow from the seed
+    assert torch.equal(first.model.initial(), again.mechanism.model.initial())
     ours, theirs = (play(each, first_state(each), 0)[0].uploads for each in (first, again))
     assert ((ours - theirs).norm(dim=1) / ours.norm(dim=1)).min() > 1
 
@@ -55,18 +55,18 @@ def test_secret_uploads_are_sums_plus_the_stated_noise(attack, monkeypatch):
     state, _ = play(run_, first_state(run_), 0)
     active = run_.active(run_.phase(0))
     held = torch.arange(active.longest) < active.sizes[:, None]
-    drawn = (batches[0] < run_.sampling.rate(run_.declared)) & held
+    drawn = (batches[0] < run_.mechanism.sampling.rate(run_.mechanism.declared)) & held
     owner, number = drawn.nonzero(as_tuple=True)
     rows = active.rows
-    chosen = run_.holdings[rows[owner], number]
-    nothing = torch.zeros(len(rows), run_.model.d)
-    exact = Direct(run_.model)(run_.worker, run_.model.initial(), run_.x[chosen], run_.y[chosen], owner, nothing)
-    honest = ~run_.byzantine[rows]
-    noise = (state.uploads[rows].double() - exact.double() / run_.batch)[honest]
-    assert ks_p_value(noise.flatten(), run_.added_noise) > 1e-6  # another noise every time
-    assert ks_p_value(noise.flatten(), 0.8 * run_.added_noise) < 1e-6
+    chosen = run_.workers.holdings[rows[owner], number]
+    nothing = torch.zeros(len(rows), run_.mechanism.model.d)
+    exact = Direct(run_.mechanism.model)(run_.mechanism.worker, run_.mechanism.model.initial(), run_.workers.x[chosen], run_.workers.y[chosen], owner, nothing)
+    honest = ~run_.adversary.byzantine[rows]
+    noise = (state.uploads[rows].double() - exact.double() / run_.mechanism.batch)[honest]
+    assert ks_p_value(noise.flatten(), run_.mechanism.added_noise) > 1e-6  # another noise every time
+    assert ks_p_value(noise.flatten(), 0.8 * run_.mechanism.added_noise) < 1e-6
     away = torch.corrcoef(noise) - torch.eye(len(noise))
-    assert away.abs().max() < 6.5 / run_.model.d**0.5
+    assert away.abs().max() < 6.5 / run_.mechanism.model.d**0.5
 
 
 @pytest.mark.parametrize("worker", ["sign-randomized", "ma-sign", "sign-gaussian", "clipped", "clipped-momentum"])

@@ -20,12 +20,12 @@ NOISE = {"rounds": 5, "sigma": 4.0, "sigma_base": 4.0, "accountant": "rdp", "bat
 
 def numbers(federation, row: int) -> list[int]:
     """The examples of the worker at position `row`, by the number in their first feature."""
-    held = federation.holdings[row, : int(federation.sizes[row])]
-    return federation.x[held][:, 0].int().tolist()
+    held = federation.workers.holdings[row, : int(federation.workers.sizes[row])]
+    return federation.workers.x[held][:, 0].int().tolist()
 
 
 def honest_and_lying(federation) -> tuple[list[int], list[int]]:
-    return federation.honest_rows.tolist(), federation.byzantine_rows.tolist()
+    return federation.adversary.honest_rows.tolist(), federation.adversary.rows.tolist()
 
 
 PARTITIONS = {"iid": {}, "non-iid": {"non_iid": True}, "dirichlet": {"dirichlet": 1.0}}
@@ -38,9 +38,9 @@ def test_nobody_trains_on_what_the_server_or_the_test_holds(toy, partition, seed
     setup = prepare(Spec(workers=6, byzantine=0.6, seed=seed, **NOISE, **partition), CPU, data)
     federation = setup.federation
     honest, lying = honest_and_lying(federation)
-    aux = federation.aux_x[:, 0].int().tolist()
+    aux = federation.server.aux_x[:, 0].int().tolist()
     test = setup.x_test[:, 0].int().tolist()
-    assert Counter(federation.aux_y.tolist()) == {0: 2, 1: 2, 2: 2}
+    assert Counter(federation.server.aux_y.tolist()) == {0: 2, 1: 2, 2: 2}
     everyone = [number for row in honest + lying for number in numbers(federation, row)]
     assert not set(aux) & set(everyone)
     assert not set(test) & (set(everyone) | set(aux))
@@ -75,7 +75,7 @@ def test_the_same_seed_makes_the_same_federation(toy):
     other = prepare(Spec(workers=4, byzantine=0.5, seed=2, **NOISE), CPU, toy()).federation
     for name in ("holdings", "sizes", "byzantine", "aux_x"):
         assert torch.equal(getattr(first, name), getattr(again, name)), name
-    assert torch.equal(first.model.initial(), again.model.initial())
+    assert torch.equal(first.model.initial(), again.mechanism.model.initial())
     assert not torch.equal(first.holdings, other.holdings)
     assert not torch.equal(first.aux_x, other.aux_x)
     assert not torch.equal(first.model.initial(), other.model.initial())
@@ -84,9 +84,9 @@ def test_the_same_seed_makes_the_same_federation(toy):
 @pytest.mark.parametrize(("share", "liars"), [(0.2, 5), (0.4, 13), (0.6, 30), (0.9, 180), (0.0, 0)])
 def test_how_many_lie(toy, share, liars):
     federation = prepare(Spec(workers=20, byzantine=share, **NOISE), CPU, toy(train=400)).federation
-    assert int(federation.byzantine.sum()) == liars
-    assert len(federation.byzantine) == 20 + liars
-    assert federation.believed_honest == 20
+    assert int(federation.adversary.byzantine.sum()) == liars
+    assert len(federation.adversary.byzantine) == 20 + liars
+    assert federation.server.believed_honest == 20
 
 
 @pytest.mark.parametrize(
@@ -111,15 +111,15 @@ def test_unequal_workers_share_one_rate_one_noise_and_one_epsilon(toy):
     """The rate comes from a declared number, so that no worker's true size shows in its price."""
     asked = {"rounds": 20, "batch": 8, "accountant": "rdp", "epsilon": 3.0}
     setup = prepare(Spec(workers=5, byzantine=0.0, dirichlet=0.5, **asked), CPU, toy())
-    promise, sizes = setup.privacy, setup.federation.sizes.tolist()
+    promise, sizes = setup.privacy, setup.federation.workers.sizes.tolist()
     assert len(set(sizes)) > 1, "the partition is even: the test shows nothing"
-    assert promise.declared == setup.federation.declared == round(sum(sizes) / 5)
+    assert promise.declared == setup.federation.mechanism.declared == round(sum(sizes) / 5)
     assert promise.sampling_rate == 8 / promise.declared
     priced = {"rounds": 20, "sampling": Poisson(8), "accountant": "rdp", "delta": promise.delta}
     own = epsilon(promise.sigma, examples=promise.declared, **priced)
     assert promise.worker_epsilons == (own,) * 5
     assert 0.99 * 3.0 < own == promise.epsilon <= 3.0
-    assert setup.federation.sigma == promise.sigma
+    assert setup.federation.mechanism.sigma == promise.sigma
     assert promise.relation == "add-or-remove"
 
 
@@ -137,7 +137,7 @@ def test_honest_workers_that_hold_copies_are_priced(toy):
     spec = Spec(workers=4, byzantine=0.6, attack="none", aggregator="mean", **NOISE)
     setup = prepare(spec, CPU, toy())
     run, promise = setup.federation, setup.privacy
-    held = [run.holdings[i, : run.sizes[i]] for i in range(len(run.sizes))]
+    held = [run.workers.holdings[i, : run.workers.sizes[i]] for i in range(len(run.workers.sizes))]
     assert promise.copies == int(torch.cat(held).bincount().max()) > 1
     asked = {"sampling": Poisson(8), "accountant": "rdp", "delta": promise.delta, "examples": promise.declared}
     assert promise.epsilon_with_copies == epsilon(promise.sigma, rounds=5 * promise.copies, **asked) > promise.epsilon
@@ -147,8 +147,8 @@ def test_honest_workers_that_hold_copies_are_priced(toy):
 
 def test_the_rate_follows_the_noise(toy):
     federation = prepare(Spec(workers=4, rate=0.5, **{**NOISE, "sigma_base": 1.0}), CPU, toy()).federation
-    assert federation.rate == pytest.approx(0.5 * 1.0 / 4.0)
-    assert federation.noise_std == pytest.approx(4.0 / 8, rel=1e-5)  # a hair more, for rounding
+    assert federation.server.rate == pytest.approx(0.5 * 1.0 / 4.0)
+    assert federation.mechanism.noise_std == pytest.approx(4.0 / 8, rel=1e-5)  # a hair more, for rounding
     clipped = Spec(workers=4, worker={"name": "clipped", "threshold": 0.5}, **NOISE)
     assert prepare(clipped, CPU, toy()).federation.noise_std == pytest.approx(0.5 * 4.0 / 8, rel=1e-5)
 
@@ -161,7 +161,7 @@ def test_noise_that_overspends_is_refused(toy):
 def test_noise_without_a_budget_is_priced(toy):
     setup = prepare(Spec(workers=4, **NOISE), CPU, toy())
     asked = {"rounds": 5, "sampling": Poisson(8), "delta": setup.privacy.delta, "accountant": "rdp"}
-    assert setup.privacy.epsilon == epsilon(4.0, examples=setup.federation.declared, **asked)
+    assert setup.privacy.epsilon == epsilon(4.0, examples=setup.federation.mechanism.declared, **asked)
 
 
 def test_a_batch_larger_than_a_worker_is_refused(toy):
@@ -172,8 +172,8 @@ def test_a_batch_larger_than_a_worker_is_refused(toy):
 def test_rounds_follow_the_passes_over_the_data(toy):
     given = {key: value for key, value in NOISE.items() if key != "rounds"}
     setup = prepare(Spec(dataset="mine.npz", workers=4, **given), CPU, toy())
-    assert setup.federation.rounds == -(-10 * 74 // 8)  # 10 passes over ceil(294 / 4) examples
-    assert setup.evaluate_every == setup.federation.rounds // 20
+    assert setup.federation.schedule.rounds == -(-10 * 74 // 8)  # 10 passes over ceil(294 / 4) examples
+    assert setup.evaluate_every == setup.federation.schedule.rounds // 20
 
 
 # --- what a user brings --------------------------------------------------------------------------------------------

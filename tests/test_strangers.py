@@ -297,7 +297,7 @@ class Blank(Spy):
 
 def test_an_attack_that_overwrites_all_it_can_reach_changes_nothing(federation):
     kept = {name: getattr(federation, name).clone() for name in ("x", "y", "aux_x", "surrogate_x", "known_x", "sizes")}
-    clean, spied = (rounds(replace(federation, attack=attack)) for attack in (Blank(), Spy()))
+    clean, spied = (rounds(federation.change(attack=attack)) for attack in (Blank(), Spy()))
     assert torch.equal(clean.params, spied.params)
     assert torch.equal(clean.uploads, spied.uploads)
     for name, value in kept.items():
@@ -314,7 +314,7 @@ class Keeper(Mean):
 
 
 def test_what_an_attack_learns_of_a_verdict_is_a_copy(federation):
-    clean, spied = (rounds(replace(federation, attack=attack, aggregator=Keeper())) for attack in (Blank(), Spy()))
+    clean, spied = (rounds(federation.change(attack=attack, aggregator=Keeper())) for attack in (Blank(), Spy()))
     assert torch.equal(clean.params, spied.params)
     assert torch.equal(clean.uploads, spied.uploads)
 
@@ -334,7 +334,7 @@ def test_no_attribute_of_what_is_shown_leads_to_where_it_is_from(federation):
             looked.append(len(tensors))
             return super().forge(view)
 
-    play(replace(federation, attack=Look()), state, 0)
+    play(federation.change(attack=Look()), state, 0)
     assert looked
 
 
@@ -371,7 +371,7 @@ class Scribbler(Mean):
 def test_an_aggregator_that_writes_to_what_it_is_handed_is_refused(federation, where):
     """What everyone sent last is the workers' own, and a state that was handed over may be needed again."""
     with pytest.raises(SpecError, match=f"wrote to .*{where}"):
-        rounds(replace(federation, aggregator=Scribbler(where=where)))
+        rounds(federation.change(aggregator=Scribbler(where=where)))
 
 
 @dataclass(frozen=True)
@@ -407,7 +407,7 @@ class Odd(Mean):
 )
 def test_a_verdict_that_is_none_is_refused(federation, what, says):
     with pytest.raises(SpecError, match=says):
-        rounds(replace(federation, aggregator=Odd(what=what)), 1)
+        rounds(federation.change(aggregator=Odd(what=what)), 1)
 
 
 def test_what_an_aggregator_keeps_of_what_it_is_handed_stays_as_it_was(federation):
@@ -420,7 +420,7 @@ def test_what_an_aggregator_keeps_of_what_it_is_handed_stays_as_it_was(federatio
             verdict = super().__call__(view, state)
             return replace(verdict, state={"uploads": view.uploads, "last": view.last[1:]})
 
-    rounds(replace(federation, aggregator=Remembers()), 3)
+    rounds(federation.change(aggregator=Remembers()), 3)
     for (_, handed), (state, _) in itertools.pairwise(kept):
         assert torch.equal(state["uploads"], handed["uploads"])
         assert torch.equal(state["last"], handed["last"][1:])
@@ -438,12 +438,12 @@ class Garbage(Forger):
 
 def test_a_malformed_upload_is_remembered_as_zeros(federation):
     """Decision 0013: what the server received it as, by both sides; everyone else remembers what was sent."""
-    federation = replace(federation, attack=Garbage())
+    federation = federation.change(attack=Garbage())
     state, verdict = play(federation, first_state(federation), 0)
-    lying = federation.byzantine
+    lying = federation.adversary.byzantine
     assert bool((verdict.reason[lying] == Reason.MALFORMED).all())
     assert not bool(state.uploads[lying].any())
     assert bool(state.uploads[~lying].any(1).all())
     assert isinstance(verdict, Verdict)
-    _, after = play(replace(federation, attack=Blank()), state, 1)
+    _, after = play(federation.change(attack=Blank()), state, 1)
     assert bool((after.reason != Reason.MALFORMED).all())

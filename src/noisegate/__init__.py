@@ -1,4 +1,4 @@
-"""Federated learning that is differentially private for every worker and survives a majority of liars.
+"""Federated learning that is differentially private for every worker and survives a majority of Byzantine workers.
 
 >>> import noisegate
 >>> result = noisegate.run(noisegate.Spec(rounds=3, sigma=2.5, sigma_base=2.5, epsilon=2.0))
@@ -12,13 +12,14 @@ import typing
 from noisegate.version import __version__ as __version__
 
 if typing.TYPE_CHECKING:  # for whoever reads types; the names below come when they are asked for
-    from noisegate.aggregators import Mean, Robust, TwoStage
+    from noisegate.aggregators import Fortified, Mean, Robust, TwoStage
     from noisegate.attacks import ALittle, Dormant, Gaussian, Honest, Inner, LabelFlip, LocalPoisoning
     from noisegate.compute import Compute
     from noisegate.data import Dataset
     from noisegate.errors import DataError, NoisegateError, PrivacyError, SpecError, StoreError
     from noisegate.privacy import Guarantee, calibrate, epsilon
     from noisegate.privacy import guarantee as guarantee  # type: ignore[no-redef]  # taken for the module of that name
+    from noisegate.roles import Aggregator
     from noisegate.runs import Result, Spec, reference, run, run_together, undefended
     from noisegate.sampling import FixedSize, Poisson
     from noisegate.streams import stream
@@ -27,11 +28,12 @@ if typing.TYPE_CHECKING:  # for whoever reads types; the names below come when t
     from noisegate.workers import Clipped, Normalized
 
 _HOMES = {
-    "noisegate.aggregators": ("Mean", "Robust", "TwoStage"),
+    "noisegate.aggregators": ("Fortified", "Mean", "Robust", "TwoStage"),
     "noisegate.attacks": ("ALittle", "Dormant", "Gaussian", "Honest", "Inner", "LabelFlip", "LocalPoisoning"),
     "noisegate.compute": ("Compute",),
     "noisegate.data": ("Dataset",),
     "noisegate.errors": ("DataError", "NoisegateError", "PrivacyError", "SpecError", "StoreError"),
+    "noisegate.roles": ("Aggregator",),
     "noisegate.runs": ("Result", "Spec", "reference", "run", "run_together", "undefended"),
     "noisegate.privacy": ("Guarantee", "calibrate", "epsilon", "guarantee"),
     "noisegate.sampling": ("FixedSize", "Poisson"),
@@ -57,6 +59,7 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "ALittle",
+    "Aggregator",
     "Clipped",
     "Compute",
     "DataError",
@@ -64,6 +67,7 @@ __all__ = [
     "Dormant",
     "FixedSize",
     "FlatModel",
+    "Fortified",
     "Gaussian",
     "Guarantee",
     "Honest",

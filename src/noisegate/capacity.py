@@ -1,9 +1,9 @@
-"""Sizes fixed beforehand, for work whose shapes may not depend on what it finds.
+"""Sizes that are fixed before a round, for work whose shapes may not depend on what it finds.
 
 A CUDA graph replays the same kernels on the same shapes and never asks the host. So a round in a graph gets a
-`Capacity`: it fills tensors of bounded size, and notes when something does not fit or would need a closer look. Such a
-round must be thrown away and played again without capacity, where everything may be looked at and has its own size. So
-a bound costs time when it is too small, and never changes a result.
+`Capacity`. It fills tensors of bounded size, and notes when something does not fit or would need a closer look. Such a
+round is thrown away and played again without a capacity, where every tensor has the size that it needs. A bound that is
+too small costs time. It never changes a result.
 """
 
 from dataclasses import dataclass, field
@@ -15,16 +15,16 @@ CACHED = 2**24
 """Floats of work at a time that a CPU is fastest with."""
 
 TAIL = 1e-4
-"""How often a round may draw more examples than there is capacity for."""
+"""The probability that a round draws more examples than its capacity."""
 
 
 @dataclass(frozen=True, eq=False)
 class Capacity:
-    """total: most examples of one part of the workers; width: of one worker; liars: of all Byzantine ones."""
+    """The most examples of one portion of the workers (`total`), of one worker, and of all Byzantine workers."""
 
     total: int
-    width: int
-    liars: int
+    per_worker: int
+    byzantine: int
     needs: list[Tensor] = field(default_factory=list)
 
     def need(self, condition: Tensor) -> None:
@@ -37,10 +37,9 @@ class Capacity:
 
 
 def places(marked: Tensor, size: int, capacity: Capacity | None) -> Tensor:
-    """The numbers of the marked entries of (k,), ascending; with capacity `size` of them, or else the round is not
-    used.
+    """The numbers of the marked entries of (k,), ascending. With a capacity `size` of them, or the round is not used.
 
-    What is left over of `size` names the last entry, which may not be marked.
+    Where fewer are marked than `size`, the rest names the last entry, which may not be marked.
     """
     if capacity is None:
         return marked.nonzero().flatten()

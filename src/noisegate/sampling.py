@@ -22,77 +22,12 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from noisegate.capacity import Capacity
 from noisegate.checks import count, positive, refuse
 from noisegate.entropy import Randomness, uniforms
 from noisegate.errors import PrivacyError
 
 DRAWN_AT_ONCE = 256
 """Workers whose uniforms exist at the same time. Part of what a seed means on a CUDA device: not to be changed."""
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Some workers next to each other, and where their examples lie in a `Batch`.
-
-    owner: (their examples,) counted from the first of these k workers, ascending; k where a place stayed empty.
-    width: no worker among them has more examples.
-    """
-
-    workers: slice
-    places: slice
-    owner: Tensor
-    width: int
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """The drawn examples of n workers in one row, worker after worker.
-
-    owner: (E,) the worker of each. flat: (E,) its place among everyone's examples, owner * longest + its own number.
-    Where there was a `Capacity`, the end of a part may be empty places: the last one always is. Their owner is n.
-    """
-
-    owner: Tensor
-    flat: Tensor
-    parts: tuple[Part, ...]
-
-
-def gather(drawn: Tensor, workers: int, capacity: Capacity | None = None) -> Batch:
-    """The examples that `drawn` (n, longest) marks, in parts of at most so many workers each.
-
-    Without capacity every part is as large as it needs to be. With capacity it has `capacity.total` places and one
-    that stays empty.
-    """
-    n, longest = drawn.shape
-    slices = [slice(first, min(first + workers, n)) for first in range(0, n, workers)]
-    if capacity is None:
-        flat = drawn.flatten().nonzero().flatten()
-        owner = flat // longest
-        counts = torch.bincount(owner, minlength=n).tolist()
-        parts, begin = [], 0
-        for part in slices:
-            here = slice(begin, begin + sum(counts[part]))
-            parts.append(Part(part, here, owner[here] - part.start, max(1, *counts[part])))
-            begin = here.stop
-        return Batch(owner, flat, tuple(parts))
-    parts, flats, owners, size = [], [], [], capacity.total + 1
-    for i, part in enumerate(slices):
-        k = part.stop - part.start
-        flat = torch.nonzero_static(drawn[part].flatten(), size=size, fill_value=k * longest).flatten()
-        own = flat // longest
-        capacity.need(own[-1] == k)
-        parts.append(Part(part, slice(i * size, (i + 1) * size), own, capacity.width))
-        flats.append(flat)
-        owners.append(own)
-    if len(parts) == 1:
-        return Batch(owners[0], flats[0], tuple(parts))
-    shifted = [part.start * longest + flat for part, flat in zip(slices, flats, strict=True)]
-    named = [
-        torch.where(own == part.stop - part.start, n, own + part.start)
-        for part, own in zip(slices, owners, strict=True)
-    ]
-    return Batch(torch.cat(named), torch.cat(shifted), tuple(parts))
 
 
 Draw = Callable[[Randomness], Tensor]

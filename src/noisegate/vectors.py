@@ -3,7 +3,6 @@
 import copy
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -130,72 +129,15 @@ def add_rows(sums: Tensor, owner: Tensor, values: Tensor) -> None:
         sums.index_add_(0, owner, values)
 
 
-def receive(uploads: Any, workers: int, d: int, like: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Anything at all -> (uploads, norms, present): finite rows, their lengths, and which of them were well formed.
+def finite_rows(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(n, d) -> (rows, norms, present): (n,) their lengths, and which are finite. The others become zeros, in place.
 
-    An upload whose length overflows the floating-point type counts as malformed, and becomes a row of zeros.
-    in_place: `uploads` is a (workers, d) tensor of the caller's own making, and may be written to.
+    A row whose length overflows the floating-point type counts as not finite.
     """
-    rows = uploads if in_place else as_rows(uploads, workers, d, like)
     norms = torch.linalg.vector_norm(rows, dim=1)
     present = norms < torch.inf  # nor is NaN
     if rows.is_cuda or not bool(present.all()):  # to look would make the host wait for the device
         absent = ~present
-        rows = clear_rows(rows if in_place else rows.clone(), absent)
+        rows = clear_rows(rows, absent)
         norms.masked_fill_(absent, 0.0)
     return rows, norms, present
-
-
-READABLE = (
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-)
-
-
-def as_rows(uploads: Any, workers: int, d: int, like: Tensor) -> Tensor:
-    """(workers, d) rows of `like`'s type on its device; what cannot be read is a row of NaN, never an exception.
-
-    Read is a plain tensor of real numbers, and row by row a list or tuple of such. A subclass of these may answer as it
-    likes, or raise, and is not asked; nor are methods that someone put on a tensor. What needs no change is not copied.
-    """
-    if _readable(uploads) and _as_it_is(uploads, (workers, d), like):
-        return Tensor.detach(uploads)
-    rows = torch.full((workers, d), torch.nan, dtype=like.dtype, device=like.device)
-    if type(uploads) not in (list, tuple) and not (_readable(uploads) and uploads.ndim):
-        return rows
-    try:
-        each = Tensor.unbind(uploads[:workers]) if isinstance(uploads, Tensor) else uploads
-    except RuntimeError:  # without numbers, nothing told that it escaped from a transform of torch.func
-        return rows
-    for row, upload in zip(rows, each, strict=False):
-        if _readable(upload) and upload.shape == (d,):
-            try:
-                row.copy_(Tensor.detach(upload))
-            except RuntimeError:  # on a device that nothing can be copied from
-                row.fill_(torch.nan)
-    return rows
-
-
-def _as_it_is(uploads: Tensor, shape: tuple[int, int], like: Tensor) -> bool:
-    """Whether a readable tensor can be used without a copy."""
-    same = uploads.shape == shape and uploads.dtype == like.dtype and uploads.device == like.device
-    return same and Tensor.is_contiguous(uploads) and not Tensor.is_neg(uploads) and not Tensor.is_inference(uploads)
-
-
-def _readable(upload: Any) -> bool:
-    """Whether it is a tensor that holds plain real numbers, all of them in memory.
-
-    A tensor that escaped from a transform of torch.func, or whose storage was taken away, has none.
-    """
-    if type(upload) not in (Tensor, nn.Parameter):
-        return False
-    try:
-        if upload.is_nested or upload.is_meta or upload.is_quantized or any(getattr(upload, "names", ())):
-            return False
-        if upload.layout is not torch.strided or upload.dtype not in READABLE:
-            return False
-        last = sum((size - 1) * stride for size, stride in zip(upload.shape, Tensor.stride(upload), strict=True))
-        end = (Tensor.storage_offset(upload) + last + 1) * upload.itemsize
-        return not Tensor.numel(upload) or Tensor.untyped_storage(upload).nbytes() >= end
-    except RuntimeError:  # what is no tensor any more
-        return False

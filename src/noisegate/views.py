@@ -15,8 +15,6 @@ from torch import Tensor
 
 from noisegate.capacity import Capacity
 from noisegate.errors import SpecError
-from noisegate.vectors import as_rows as as_rows
-from noisegate.vectors import receive as receive
 
 State = Mapping[str, Tensor]
 

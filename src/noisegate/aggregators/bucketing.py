@@ -13,8 +13,8 @@ from noisegate.aggregators.geometric_median import GeometricMedian
 from noisegate.aggregators.robust import Number, judged
 from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
 from noisegate.roles import Aggregator
-from noisegate.vectors import counting
-from noisegate.views import ServerView, State, Verdict, receive
+from noisegate.vectors import counting, finite_rows
+from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class Bucketing(Wrapper):
     def __call__(self, view: ServerView, state: State) -> Verdict:
         member = buckets(view, self.size)
         means = averages(view.uploads, member, self.size)
-        number, d = means.shape
-        rows, norms, formed = receive(means, number, d, like=means, in_place=True)
+        number = len(means)
+        rows, norms, formed = finite_rows(means)
         seen = replace(
             view,
             uploads=rows,

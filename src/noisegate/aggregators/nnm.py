@@ -12,8 +12,8 @@ from noisegate.aggregators.robust import Number, judged
 from noisegate.aggregators.trimmed_mean import TrimmedMean
 from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
 from noisegate.roles import Aggregator
-from noisegate.vectors import counting
-from noisegate.views import ServerView, State, Verdict, receive
+from noisegate.vectors import counting, finite_rows
+from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class NearestNeighborMixing(Wrapper):
         near = nearest(view, n - f)
         # Divided before it is added up; and one product of matrices, instead of n - f rows for each of n.
         weights = near.to(view.uploads.dtype) / near.sum(1, keepdim=True).clamp(min=1)
-        workers, d = view.uploads.shape
-        rows, norms, formed = receive(weights @ view.uploads, workers, d, like=view.uploads, in_place=True)
+        workers = len(view.uploads)
+        rows, norms, formed = finite_rows(weights @ view.uploads)
         honest = workers - self.reckoned(workers, view.believed_honest)
         mixed = n - f if isinstance(n, int) and isinstance(f, int) else honest
         seen = replace(

@@ -73,7 +73,7 @@ def audit(
         verdict,
         setup.dataset,
         setup.model,
-        setup.federation.model.d,
+        setup.federation.mechanism.model.d,
         claim,
         secret,
         tuple(parts),
@@ -97,9 +97,9 @@ def _parts(setup: Setup, claim: Claim, secret: bool, watch: Watch) -> tuple[list
     watch("sampling", 2, 4)
     parts += try_sampling(setup, claim)
     watch("grid", 3, 4)
-    if run.x.is_cuda:
+    if run.workers.x.is_cuda:
         notes.append("the grid attack was not tried: it knows torch's generator on a CPU only")
-    elif run.worker.mechanism == "gaussian" and run.worker.noisy:
+    elif run.mechanism.worker.mechanism == "gaussian" and run.mechanism.worker.noisy:
         grid = try_grid(setup, claim, enough(claim))
         beaten = grid.beats(claim.sigma, PARTS_LEVEL / TESTED)
         told = (
@@ -133,7 +133,7 @@ def _whole(setup: Setup, claim: Claim, trials: int, std: float, watch: Watch) ->
 
 
 def _affordable(setup: Setup, claim: Claim) -> int:
-    return max(64, min(TRIALS, WORK // (2 * claim.rounds * setup.federation.model.d)))
+    return max(64, min(TRIALS, WORK // (2 * claim.rounds * setup.federation.mechanism.model.d)))
 
 
 def _nobody(what: str, done: int, total: int) -> None:

@@ -121,20 +121,20 @@ def choose(setup: Setup, claim: Claim, company: Tensor, std: float) -> Canary:
     company: numbers of the worker's other examples. std: of the noise in a mean, as it was found to be.
     """
     run, pair = setup.federation, claim.sampling.relation == "replace-one"
-    params, d = run.model.initial(), run.model.d
+    params, d = run.mechanism.model.initial(), run.mechanism.model.d
     number = max(2, min(CANDIDATES, AT_ONCE // (4 * 2 * len(SCALES) * d)))
-    rng = stream(run.seed, "audit/canary")
+    rng = stream(run.schedule.seed, "audit/canary")
     inputs = setup.x_test[:number]
     inputs = torch.cat([inputs, inputs.std() * torch.randn(inputs.shape, generator=rng).to(inputs)])
     x = torch.cat([scale * inputs for scale in SCALES])
-    y = torch.randint(run.classes, (len(x),), generator=rng).to(x.device)
-    tried = per_example_gradients(run.model, params, x, y)
+    y = torch.randint(run.adversary.classes, (len(x),), generator=rng).to(x.device)
+    tried = per_example_gradients(run.mechanism.model, params, x, y)
     others = torch.cat([
-        per_example_gradients(run.model, params, run.x[some], run.y[some])
+        per_example_gradients(run.mechanism.model, params, run.workers.x[some], run.workers.y[some])
         for some in company.split(max(1, AT_ONCE // (4 * d)))
     ])  # fmt: skip
-    noise, length = run.batch * std, std * math.sqrt(d)  # in a sum; of what was sent last
-    known, contributed = (_alone(run.worker, gradients, length) for gradients in (tried, others))
+    noise, length = run.mechanism.batch * std, std * math.sqrt(d)  # in a sum; of what was sent last
+    known, contributed = (_alone(run.mechanism.worker, gradients, length) for gradients in (tried, others))
     usable = known.isfinite().all(1) & (tried.norm(dim=1) >= SHORTEST)
     if not bool(usable.any()):
         raise SpecError(
@@ -150,7 +150,7 @@ def choose(setup: Setup, claim: Claim, company: Tensor, std: float) -> Canary:
         chosen.append(int(apart.argmax()))
         direction, power = whiten[best] - whiten[chosen[1]], float(apart.max())
     direction = direction / direction.norm()
-    largest = claim.sampling.sensitivity * run.worker.sensitivity
+    largest = claim.sampling.sensitivity * run.mechanism.worker.sensitivity
     return Canary(
         x[chosen],
         y[chosen],
@@ -159,7 +159,7 @@ def choose(setup: Setup, claim: Claim, company: Tensor, std: float) -> Canary:
         _seen(tried[chosen], direction),
         _seen(others.nan_to_num(0.0, 0.0, 0.0), direction),
         noise * math.sqrt(max(power, 0.0)) / largest,
-        run.worker,
+        run.mechanism.worker,
         claim.rate,
         noise,
     )
@@ -167,7 +167,7 @@ def choose(setup: Setup, claim: Claim, company: Tensor, std: float) -> Canary:
 
 def claimed_noise(setup: Setup) -> float:
     """The least standard deviation of the noise in a mean that the claim needs: sigma sensitivity / batch."""
-    return setup.privacy.sigma * setup.federation.worker.sensitivity / setup.federation.batch
+    return setup.privacy.sigma * setup.federation.mechanism.worker.sensitivity / setup.federation.mechanism.batch
 
 
 def _alone(worker: Worker, gradients: Tensor, last: float) -> Tensor:

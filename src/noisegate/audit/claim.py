@@ -123,15 +123,17 @@ def claim_of(setup: Setup) -> Claim:
         promise.epsilon,
         promise.delta,
         promise.sigma,
-        run.rounds,
+        run.schedule.rounds,
         declared_of(setup),
-        run.sampling,
+        run.mechanism.sampling,
         promise.accountant,
-        run.model.d if run.worker.mechanism == "signs" else 0,
+        run.mechanism.model.d if run.mechanism.worker.mechanism == "signs" else 0,
     )
 
 
 def declared_of(setup: Setup) -> int:
     """The number of examples that the price is for; of the smallest worker, where it depends on the true numbers."""
     run = setup.federation
-    return min(run.sampling.priced(run.sizes[run.honest_rows].tolist(), run.declared))
+    return min(
+        run.mechanism.sampling.priced(run.workers.sizes[run.adversary.honest_rows].tolist(), run.mechanism.declared)
+    )

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from noisegate.audit.check import Check, judged, two_sided
 from noisegate.audit.claim import Claim
-from noisegate.audit.clones import stage
+from noisegate.audit.clones import stage, state_with
 from noisegate.audit.witness import Recorder
 from noisegate.runs.setup import Setup
-from noisegate.simulate import FederationState, play
+from noisegate.simulate import play
 
 WORKERS = 8
 MOST_BITS = 2**24
@@ -34,7 +34,7 @@ def try_sampling(setup: Setup, claim: Claim) -> list[Check]:
 
 def drawn_batches(setup: Setup, claim: Claim, rounds: int) -> Tensor:
     """(rounds, workers, examples) bool: which example each worker used in each round."""
-    run, device = setup.federation, setup.federation.x.device
+    run, device = setup.federation, setup.federation.workers.x.device
     numbers = torch.arange(WORKERS * claim.examples, device=device).view(WORKERS, claim.examples)
     recorder = Recorder()
     federation = stage(
@@ -45,10 +45,9 @@ def drawn_batches(setup: Setup, claim: Claim, rounds: int) -> Tensor:
         holdings=numbers,
         sizes=torch.full((WORKERS,), claim.examples, device=device),
         byzantine=torch.zeros(WORKERS, dtype=torch.bool, device=device),
-        name=f"{run.name}/audit/sampling",
+        name=f"{run.schedule.name}/audit/sampling",
     )
-    one = torch.zeros(1, device=device)
-    state = FederationState(one, torch.zeros(WORKERS, 1, device=device), {}, torch.zeros(WORKERS, 1, device=device))
+    state = state_with(torch.zeros(1, device=device), WORKERS)
     found = torch.zeros(rounds, numbers.numel(), dtype=torch.bool, device=device)
     for t in range(rounds):
         state, _ = play(federation, state, t)

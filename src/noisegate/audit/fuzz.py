@@ -17,10 +17,10 @@ FLOATS = 2**22
 def try_bound(setup: Setup) -> list[Check]:
     """How far one example moves a sum: of random gradients, and of the run's own model on its own data."""
     run = setup.federation
-    allowed = rounded_sensitivity(run.worker, run.batch)
+    allowed = rounded_sensitivity(run.mechanism.worker, run.mechanism.batch)
     checks = []
     for name, move in (("random gradients", _random_move), ("the model", _model_move)):
-        rng = stream(run.seed, f"audit/bound/{name}")
+        rng = stream(run.schedule.seed, f"audit/bound/{name}")
         farthest = max(move(setup, rng) for _ in range(SETTINGS))
         found = f"{farthest:.7f} in {SETTINGS} settings, of {allowed:.7f} allowed"
         checks.append(Check(f"bound: {name}", found, not farthest <= allowed))
@@ -29,9 +29,9 @@ def try_bound(setup: Setup) -> list[Check]:
 
 def _random_move(setup: Setup, rng: torch.Generator) -> float:
     """Of gradients and last uploads of any size, some of them opposed, zero, or not finite."""
-    worker = setup.federation.worker
+    worker = setup.federation.mechanism.worker
     d = WIDTHS[_pick(len(WIDTHS), rng)]
-    batch = 1 + _pick(min(2 * setup.federation.batch, FLOATS // d), rng)
+    batch = 1 + _pick(min(2 * setup.federation.mechanism.batch, FLOATS // d), rng)
     gradients = torch.randn(batch, d, generator=rng) * _size(rng)
     last = torch.randn(1, d, generator=rng) * _size(rng)
     kind = _pick(6, rng)
@@ -56,18 +56,18 @@ def _random_move(setup: Setup, rng: torch.Generator) -> float:
 def _model_move(setup: Setup, rng: torch.Generator) -> float:
     """Of real examples, some of them stretched, with labels at random, under weights that the server may choose."""
     run = setup.federation
-    batch = 1 + _pick(2 * run.batch, rng)
-    device = run.x.device
-    some = torch.randint(len(run.y), (batch,), generator=rng).to(device)
-    x, y = run.x[some], run.y[some]
+    batch = 1 + _pick(2 * run.mechanism.batch, rng)
+    device = run.workers.x.device
+    some = torch.randint(len(run.workers.y), (batch,), generator=rng).to(device)
+    x, y = run.workers.x[some], run.workers.y[some]
     kind = _pick(4, rng)
     if kind == 1:
         x = x * _size(rng)
     elif kind == 2:
         x = x + _size(rng) * torch.randn(x.shape, generator=rng).to(x)
     if _pick(2, rng):
-        y = torch.randint(run.classes, y.shape, generator=rng).to(device)
-    params = run.model.initial()
+        y = torch.randint(run.adversary.classes, y.shape, generator=rng).to(device)
+    params = run.mechanism.model.initial()
     if _pick(2, rng):
         params = params + 0.1 * _size(rng) * torch.randn(params.shape, generator=rng).to(params)
     last = (torch.randn(1, len(params), generator=rng) * _size(rng) * _pick(2, rng)).to(params)
@@ -76,7 +76,7 @@ def _model_move(setup: Setup, rng: torch.Generator) -> float:
 
     def total(x: Tensor, y: Tensor) -> Tensor:
         owner = torch.zeros(len(y), dtype=torch.int64, device=device)
-        return run.sums(run.worker, params, x, y, owner, last)[0].double()
+        return run.mechanism.sums(run.mechanism.worker, params, x, y, owner, last)[0].double()
 
     return float((total(x, y) - total(x[kept], y[kept])).norm())
 

@@ -8,7 +8,7 @@ sqrt(-2 log 2^-24) = 5.77 standard deviations is never drawn at all.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from scipy import stats
@@ -111,9 +111,11 @@ def server_model(setup: Setup, claim: Claim, workers: int) -> tuple[Federation, 
     worker's last one is that input, and the others have none.
     """
     run = setup.federation
-    examples = claim.examples if claim.sampling.relation == "replace-one" else min(claim.examples, 2 * run.batch)
-    device = run.x.device
-    example = torch.randn(1, WIDTH, generator=stream(run.seed, "audit/grid")).to(device)
+    examples = (
+        claim.examples if claim.sampling.relation == "replace-one" else min(claim.examples, 2 * run.mechanism.batch)
+    )
+    device = run.workers.x.device
+    example = torch.randn(1, WIDTH, generator=stream(run.schedule.seed, "audit/grid")).to(device)
     numbers = torch.arange(workers * examples, device=device).view(workers, examples)
     y = numbers.flatten().clone()
     y[numbers[:, -1]] += y.numel()
@@ -129,7 +131,7 @@ def server_model(setup: Setup, claim: Claim, workers: int) -> tuple[Federation, 
         holdings=numbers,
         sizes=torch.full((workers,), examples, device=device),
         byzantine=torch.zeros(workers, dtype=torch.bool, device=device),
-        name=f"{run.name}/audit/grid",
+        name=f"{run.schedule.name}/audit/grid",
     )
     return federation, example
 
@@ -143,16 +145,17 @@ def enough(claim: Claim) -> int:
 def try_grid(setup: Setup, claim: Claim, workers: int) -> GridFinding:
     """The attack on so many first-round uploads of the real path. What it knows of the generator holds on a CPU."""
     federation, example = server_model(setup, claim, workers)
-    recorder = Recorder(federation.sums)
-    state, _ = play(replace(federation, sums=recorder), first_state(federation), 0)
+    recorder = Recorder(federation.mechanism.sums)
+    state, _ = play(federation.change(sums=recorder), first_state(federation), 0)
     nobody = torch.zeros(1, dtype=torch.int64, device=example.device)
     nothing = torch.zeros_like(state.params)[None]
-    known = federation.sums(federation.worker, state.params, example, federation.y[-1:], nobody, nothing)
-    sent = state.uploads / (1 - getattr(federation.worker, "carry", 0.0))  # nothing was carried into the first round
-    answer = grid_attack(sent, known[0] / federation.batch, federation.added_noise)
+    mechanism, label = federation.mechanism, federation.workers.y[-1:]
+    known = mechanism.sums(mechanism.worker, state.params, example, label, nobody, nothing)
+    sent = state.uploads / (1 - getattr(mechanism.worker, "carry", 0.0))  # nothing was carried into the first round
+    answer = grid_attack(sent, known[0] / mechanism.batch, mechanism.added_noise)
     labels = recorder.labels()
-    examples = federation.holdings.shape[1]
+    examples = federation.workers.holdings.shape[1]
     drawn = torch.zeros(workers, dtype=torch.bool, device=example.device)
-    drawn[(labels[labels >= len(federation.y)] - len(federation.y)) // examples] = True
+    drawn[(labels[labels >= len(federation.workers.y)] - len(federation.workers.y)) // examples] = True
     told, wrong = (answer == 1) & drawn, (answer == 1) & ~drawn
     return GridFinding(int(drawn.sum()), int(told.sum()), int((~drawn).sum()), int(wrong.sum()))

@@ -14,11 +14,11 @@ from torch import Tensor
 from noisegate.audit.canary import claimed_noise
 from noisegate.audit.check import Check, judged, two_sided
 from noisegate.audit.claim import Claim
-from noisegate.audit.clones import company_of, stage
+from noisegate.audit.clones import company_of, stage, state_with
 from noisegate.audit.witness import Constant
 from noisegate.flips import flip_probability
 from noisegate.runs.setup import Setup
-from noisegate.simulate import FederationState, play
+from noisegate.simulate import play
 from noisegate.streams import stream
 
 NUMBERS = 2**20
@@ -66,13 +66,13 @@ class Sums:
 def try_noise(setup: Setup, claim: Claim) -> tuple[list[Check], float]:
     """(checks, the standard deviation that was found in a mean)."""
     run = setup.federation
-    side = max(FEWEST, min(MOST, math.isqrt(NUMBERS // run.model.d)))
+    side = max(FEWEST, min(MOST, math.isqrt(NUMBERS // run.mechanism.model.d)))
     claimed = claimed_noise(setup)
-    scale = _scale(setup, run.model.d, claimed)
-    uploads = torch.stack(list(_uploads(setup, claim, scale.known, (min(side, run.rounds), side), "noise")))
+    scale = _scale(setup, run.mechanism.model.d, claimed)
+    uploads = torch.stack(list(_uploads(setup, claim, scale.known, (min(side, run.schedule.rounds), side), "noise")))
     amounts = scale.amounts(uploads)
-    if run.worker.mechanism == "gaussian" and run.worker.noisy:
-        noise = uploads - (scale.known / run.batch).double()
+    if run.mechanism.worker.mechanism == "gaussian" and run.mechanism.worker.noisy:
+        noise = uploads - (scale.known / run.mechanism.batch).double()
         std = float(noise.square().mean().sqrt())
         checks = gaussian_checks(noise / std, std / claimed)
     else:
@@ -88,21 +88,21 @@ def try_noise(setup: Setup, claim: Claim) -> tuple[list[Check], float]:
 def _scale(setup: Setup, d: int, claimed: float) -> Scale:
     """How the noise in uploads of d coordinates is measured."""
     run = setup.federation
-    if run.worker.mechanism == "gaussian" and run.worker.noisy:
-        known = torch.randn(d, generator=stream(run.seed, "audit/known")).to(run.x.device)
-        known *= run.worker.sensitivity * math.sqrt(run.batch) / known.norm()
+    if run.mechanism.worker.mechanism == "gaussian" and run.mechanism.worker.noisy:
+        known = torch.randn(d, generator=stream(run.schedule.seed, "audit/known")).to(run.workers.x.device)
+        known *= run.mechanism.worker.sensitivity * math.sqrt(run.mechanism.batch) / known.norm()
         return Scale(
             known,
             1.0,
-            lambda uploads: ((uploads - (known / run.batch).double()) / claimed).square(),
+            lambda uploads: ((uploads - (known / run.mechanism.batch).double()) / claimed).square(),
             lambda total, count: float(stats.chi2.cdf(total, count)),
         )
     # A sign: what it is made of is positive, so that a minus comes from the noise alone.
-    signs = run.worker.mechanism == "signs"
-    level = float(run.batch) if signs else claimed * run.batch
-    expected = flip_probability(run.sigma, d) if signs else float(stats.norm.sf(1.0))
+    signs = run.mechanism.worker.mechanism == "signs"
+    level = float(run.mechanism.batch) if signs else claimed * run.mechanism.batch
+    expected = flip_probability(run.mechanism.sigma, d) if signs else float(stats.norm.sf(1.0))
     return Scale(
-        torch.full((d,), level, device=run.x.device),
+        torch.full((d,), level, device=run.workers.x.device),
         expected,
         lambda uploads: (uploads < 0).double(),
         lambda total, count: float(stats.binom.cdf(total, count, expected)),
@@ -116,10 +116,10 @@ def _everywhere(setup: Setup, claim: Claim, scale: Scale, amounts: Tensor, claim
     """
     run = setup.federation
     rounds, n, d = amounts.shape
-    width = max(1, min(d, MOST_WATCHED // (WATCHED * run.rounds)))
+    width = max(1, min(d, MOST_WATCHED // (WATCHED * run.schedule.rounds)))
     watched = scale if width == d else _scale(setup, width, claimed)
     coordinates, sent = torch.zeros(width, dtype=torch.float64, device=amounts.device), []
-    for upload in _uploads(setup, claim, watched.known, (run.rounds, WATCHED), "every round"):
+    for upload in _uploads(setup, claim, watched.known, (run.schedule.rounds, WATCHED), "every round"):
         each = watched.amounts(upload)
         coordinates += each.sum(0)
         sent.append(each.sum(1))
@@ -127,7 +127,7 @@ def _everywhere(setup: Setup, claim: Claim, scale: Scale, amounts: Tensor, claim
     first = Sums(scale, amounts.sum((0, 1)), rounds * n)
     where = f", in {width} of {d} coordinates," if width < d else ""
     return [
-        least("coordinate", [first, Sums(watched, coordinates, WATCHED * run.rounds)]),
+        least("coordinate", [first, Sums(watched, coordinates, WATCHED * run.schedule.rounds)]),
         least("round", [Sums(watched, uploads.sum(1), WATCHED * width), Sums(watched, uploads, width)], where),
         least("worker", [Sums(scale, amounts.sum((0, 2)), rounds * d)]),
     ]
@@ -213,10 +213,10 @@ def _uploads(setup: Setup, claim: Claim, known: Tensor, shape: tuple[int, int], 
         holdings=company.repeat(n, 1),
         sizes=torch.full((n,), len(company), device=company.device),
         byzantine=torch.zeros(n, dtype=torch.bool, device=company.device),
-        name=f"{run.name}/audit/{name}",
+        name=f"{run.schedule.name}/audit/{name}",
     )
-    carry = getattr(run.worker, "carry", 0.0)
-    state = FederationState(torch.zeros_like(known), known.new_zeros(n, len(known)), {}, known.new_zeros(n, len(known)))
+    carry = getattr(run.mechanism.worker, "carry", 0.0)
+    state = state_with(torch.zeros_like(known), n)
     last = torch.zeros_like(state.uploads, dtype=torch.float64)
     for t in range(rounds):
         state, _ = play(federation, state, t)

@@ -5,7 +5,7 @@ that, and nothing else contributes: without the canary every sign is one that co
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -59,16 +59,17 @@ def attack_signs(
     coins, parts = groups(setup, trials, noise)
     losses = []
     for number, held in enumerate(parts):
-        run = replace(_clones(setup, claim, held, f"audit/{noise}/{number}"), sigma=noise * setup.federation.sigma)
+        run = _clones(setup, claim, held, f"audit/{noise}/{number}")
+        run = run.change(sigma=noise * setup.federation.mechanism.sigma)
         losses.append(_play(run, claim, watch))
     return coins, torch.cat(losses).cpu()
 
 
 def _clones(setup: Setup, claim: Claim, held: Tensor, name: str) -> Federation:
     run, n, device = setup.federation, len(held), held.device
-    model = linear_model(run.model.d, 1, device)
-    row = torch.full((1, run.model.d), -1.0, device=device)
-    company = min(COMPANY * run.batch, claim.examples - 1)
+    model = linear_model(run.mechanism.model.d, 1, device)
+    row = torch.full((1, run.mechanism.model.d), -1.0, device=device)
+    company = min(COMPANY * run.mechanism.batch, claim.examples - 1)
     numbers = torch.tensor([0] * company + [1], device=device)
     return stage(
         setup,
@@ -81,20 +82,20 @@ def _clones(setup: Setup, claim: Claim, held: Tensor, name: str) -> Federation:
         holdings=numbers.repeat(n, 1),
         sizes=company + held.long(),
         byzantine=torch.zeros(n, dtype=torch.bool, device=device),
-        name=f"{run.name}/{name}",
+        name=f"{run.schedule.name}/{name}",
     )
 
 
 def _play(run: Federation, claim: Claim, watch: Watch | None) -> Tensor:
     """(n,) the log likelihood ratios after all rounds: in each, the number of minus signs is all that counts."""
-    never, drawn = chances(run.worker, run.sigma, run.model.d, run.batch)
+    never, drawn = chances(run.mechanism.worker, run.mechanism.sigma, run.mechanism.model.d, run.mechanism.batch)
     minus, plus = math.log(drawn / never), math.log((1 - drawn) / (1 - never))
     state = first_state(run)
-    total = torch.zeros(len(run.byzantine), dtype=torch.float64, device=run.x.device)
-    for t in range(run.rounds):
+    total = torch.zeros(len(run.adversary.byzantine), dtype=torch.float64, device=run.workers.x.device)
+    for t in range(run.schedule.rounds):
         state, _ = play(run, state, t)
         found = (state.uploads < 0).sum(1).double()
-        loss = minus * found + plus * (run.model.d - found) + math.log(claim.rate)
+        loss = minus * found + plus * (run.mechanism.model.d - found) + math.log(claim.rate)
         total += torch.logaddexp(loss, torch.full_like(loss, math.log1p(-claim.rate)))
         if watch:
             watch(len(total))

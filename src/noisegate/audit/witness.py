@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from noisegate.capacity import Capacity
+from noisegate.examples import Examples
 from noisegate.roles import Worker
 from noisegate.workers import Sums
 
@@ -21,19 +21,15 @@ class Recorder(Sums):
         self,
         worker: Worker,
         params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        owner: Tensor,
+        examples: Examples,
         last_uploads: Tensor,
         into: Tensor,
         scale: float = 1.0,
-        width: int | None = None,
-        capacity: Capacity | None = None,
     ) -> None:
         """As `inner` does."""
-        self.noted.append(y.clone())
+        self.noted.append(examples.y.clone())
         if self.inner is not None:
-            self.inner.add(worker, params, x, y, owner, last_uploads, into, scale, width, capacity)
+            self.inner.add(worker, params, examples, last_uploads, into, scale)
 
     def floats(self, x: Tensor, y: Tensor) -> int:
         """As many as `inner` takes."""
@@ -56,14 +52,10 @@ class Constant(Sums):
         self,
         worker: Worker,
         params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        owner: Tensor,
+        examples: Examples,
         last_uploads: Tensor,
         into: Tensor,
         scale: float = 1.0,
-        width: int | None = None,
-        capacity: Capacity | None = None,
     ) -> None:
         """The vector, times the scale."""
         into += scale * self.vector.to(into)

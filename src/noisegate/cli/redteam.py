@@ -209,7 +209,7 @@ def _numbers(name: str, text: str, kind: type[float] | type[int]) -> list[Any]:
 
 def _check_somebody_lies(spec: Spec, shares: Sequence[float], setup: Setup) -> None:
     """A small share of few workers is nobody."""
-    honest = int((~setup.federation.byzantine).sum())
+    honest = int((~setup.federation.adversary.byzantine).sum())
     for name, share in [("byzantine", spec.byzantine), *(("shares", share) for share in shares)]:
         if replace(spec, byzantine=share).count_byzantine(honest) == 0:
             raise refuse(name, share, f"makes no Byzantine worker beside the honest ones ({honest}); raise it")

@@ -34,9 +34,11 @@ def distribution(dataset: str, seed: int = 1, non_iid: bool = True) -> Distribut
     """What each honest worker of a run on this data set holds."""
     spec = Spec(dataset=dataset, sigma=0.0, byzantine=0.0, attack="none", aggregator="mean", non_iid=non_iid, seed=seed)
     federation = prepare(spec, Compute(device="cpu")).federation
-    counts = torch.zeros(len(federation.sizes), federation.classes)
-    for worker, (held, size) in enumerate(zip(federation.holdings, federation.sizes.tolist(), strict=True)):
-        counts[worker] = torch.bincount(federation.y[held[:size]], minlength=federation.classes)
+    counts = torch.zeros(len(federation.workers.sizes), federation.adversary.classes)
+    for worker, (held, size) in enumerate(
+        zip(federation.workers.holdings, federation.workers.sizes.tolist(), strict=True)
+    ):
+        counts[worker] = torch.bincount(federation.workers.y[held[:size]], minlength=federation.adversary.classes)
     return Distribution(dataset, counts / counts.sum(1, keepdim=True), counts.sum(0) / counts.sum())
 
 

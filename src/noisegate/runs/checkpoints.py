@@ -22,6 +22,7 @@ from torch import Tensor
 
 from noisegate.checks import plain
 from noisegate.errors import StoreError
+from noisegate.protocol import ServerState
 from noisegate.runs.files import count, number, parse, read_whole
 from noisegate.runs.key import Fingerprint, as_fingerprint
 from noisegate.runs.spec import MOST_ROUNDS, Spec
@@ -30,9 +31,12 @@ from noisegate.simulate import Federation, Progress, FederationState
 from noisegate.version import __version__
 from noisegate.views import Reason
 
-KIND, ABOUT, NO_SUM = "noisegate checkpoint 1", "noisegate", "0" * 64
-MEMORY = "memory."
+KIND, ABOUT, NO_SUM = "noisegate checkpoint 2", "noisegate", "0" * 64
+STATE = "state."
 """What names of the aggregator's own tensors begin with."""
+
+VERDICTS = ("reasons", "scores", "weights")
+"""The tensors with a row for each round."""
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 TYPES = FLOATS | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
@@ -40,8 +44,8 @@ TYPES = FLOATS | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
 
 ROOM = 2**28
 LARGER = 16
-"""A file may be so many times as large as model, uploads and verdicts are, and ROOM bytes: an aggregator's state is its own
-business, and nobody can say how large it is before it was made."""
+"""A file may be so many times as large as model, uploads and verdicts are, and ROOM bytes: how large an aggregator's
+state is cannot be known before it was made."""
 
 HEADER = 2**20
 LINE = 2**12
@@ -81,10 +85,11 @@ def pack(progress: Progress, identity: Identity, device: str) -> bytes:
         "uploads": state.uploads,
         "reasons": progress.reasons,
         "scores": progress.scores,
+        "weights": progress.weights,
         "curve": torch.frombuffer(bytearray(json.dumps(progress.curve).encode()), dtype=torch.uint8),
-        **{MEMORY + name: value for name, value in state.aggregator.items()},
+        **{STATE + name: value for name, value in state.server.aggregator.items()},
     }
-    for name, value in state.aggregator.items():
+    for name, value in state.server.aggregator.items():
         if value.dtype not in TYPES:
             raise StoreError(f"aggregator: its state {plain(name)!r} is of type {value.dtype}, which cannot be saved")
     about = {
@@ -101,7 +106,7 @@ def pack(progress: Progress, identity: Identity, device: str) -> bytes:
         "reserved": progress.reserved,
     }
     own = {name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()}  # no two share memory
-    for name in ("reasons", "scores"):  # of a round that was interrupted
+    for name in VERDICTS:  # of a round that was interrupted
         own[name][progress.rounds :] = 0
     content = save(own, {ABOUT: json.dumps(about)})  # one entry: of several the order is not always the same
     return content.replace(NO_SUM.encode(), hashlib.sha256(content).hexdigest().encode(), 1)
@@ -117,7 +122,7 @@ def read_checkpoint(path: Path, federation: Federation, identity: Identity) -> P
     content = read_whole(path, _most(federation))
     about = _about(content, path)
     _same_sum(content, about, path)
-    device = federation.byzantine.device
+    device = federation.adversary.byzantine.device
     _same_run(about, identity, device.type, path)
     standing = _standing(about, path)
     try:
@@ -127,9 +132,10 @@ def read_checkpoint(path: Path, federation: Federation, identity: Identity) -> P
         raise _damaged(path, plain(error)) from None
     if (why := _odd(tensors, curve, standing, federation)) is not None:
         raise _damaged(path, why)
-    kept = {name.removeprefix(MEMORY): value for name, value in tensors.items() if name.startswith(MEMORY)}
-    state = FederationState(tensors["params"], tensors["uploads"], kept, torch.empty_like(tensors["uploads"]))
-    found = tensors["reasons"], tensors["scores"]
+    kept = {name.removeprefix(STATE): value for name, value in tensors.items() if name.startswith(STATE)}
+    server = ServerState(tensors["params"], kept, tensors["uploads"])
+    state = FederationState(server, torch.empty_like(server.received))
+    found = tensors["reasons"], tensors["scores"], tensors["weights"]
     return Progress(standing.rounds, state, tuple(curve), *found, standing.seconds, standing.reserved)
 
 
@@ -150,8 +156,8 @@ def _damaged(path: Path, why: str) -> StoreError:
 
 def _most(federation: Federation) -> int:
     """Bytes that a checkpoint of this federation can take."""
-    n, d, rounds = len(federation.byzantine), federation.model.d, federation.rounds
-    return ROOM + HEADER + LARGER * (4 * d * (n + 1) + 5 * rounds * n) + LINE * rounds
+    n, d, rounds = len(federation.workers), federation.d, federation.schedule.rounds
+    return ROOM + HEADER + LARGER * (4 * d * (n + 1) + 9 * rounds * n) + LINE * rounds
 
 
 def _about(content: bytes, path: Path) -> dict[str, Any]:
@@ -218,14 +224,16 @@ def _standing(about: Mapping[str, Any], path: Path) -> Standing:
 
 def _odd(tensors: Mapping[str, Tensor], curve: Any, standing: Standing, federation: Federation) -> str | None:
     """What is wrong with the tensors and the curve of a checkpoint; None if nothing is."""
-    n, d, rounds, kind = len(federation.byzantine), federation.model.d, federation.rounds, federation.model.initial()
+    n, d, rounds = len(federation.workers), federation.d, federation.schedule.rounds
+    kind = federation.mechanism.model.initial()
     forms: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
         "params": ((d,), kind.dtype),
         "uploads": ((n, d), kind.dtype),
         "reasons": ((rounds, n), torch.uint8),
         "scores": ((rounds, n), torch.float32),
+        "weights": ((rounds, n), torch.float32),
     }
-    own = {name for name in tensors if name.startswith(MEMORY)}
+    own = {name for name in tensors if name.startswith(STATE)}
     if tensors.keys() - own != forms.keys():
         return "it has other tensors"
     for name, form in forms.items():
@@ -233,7 +241,7 @@ def _odd(tensors: Mapping[str, Tensor], curve: Any, standing: Standing, federati
             return f"{name} has another shape or type"
     if any(tensors[name].dtype not in TYPES for name in own):
         return "the aggregator's state is of another type"
-    sent = tensors["uploads"][~federation.byzantine]  # what liars send may be anything
+    sent = tensors["uploads"][~federation.adversary.byzantine]  # what Byzantine workers send may be anything
     if not all(bool(value.isfinite().all()) for value in (sent, *(tensors[name] for name in own))):
         return "its numbers are not finite"
     if not bool(tensors["params"].isfinite().all()):  # damage, or attackers that drove it there: nothing to go on with
@@ -242,6 +250,6 @@ def _odd(tensors: Mapping[str, Tensor], curve: Any, standing: Standing, federati
         return "it is of another number of rounds"
     if rounds * n and int(tensors["reasons"].max()) >= len(Reason):
         return "there is no such reason"
-    if bool(tensors["reasons"][standing.rounds :].any()) or bool(tensors["scores"][standing.rounds :].any()):
+    if any(bool(tensors[name][standing.rounds :].any()) for name in VERDICTS):
         return "it has verdicts of rounds that were not played"
     return None if whole_curve(curve, standing.rounds) else "its curve is none"

@@ -81,8 +81,8 @@ def terms_of(spec: Spec, setup: Setup) -> Training:
     fields = {
         "sampling_rate": promise.sampling_rate,
         "copies": promise.copies,
-        "parameters": federation.model.d,
-        "rounds": federation.rounds,
+        "parameters": federation.mechanism.model.d,
+        "rounds": federation.schedule.rounds,
         "sigma": promise.sigma,
         "epsilon": promise.epsilon,
         "delta": promise.delta,

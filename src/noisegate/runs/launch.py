@@ -103,7 +103,7 @@ def run_together(
                 side_by_side(going)
                 behind = min(going, key=lambda training: training.played)
                 if watch:
-                    watch(behind.settled(), behind.federation.rounds)
+                    watch(behind.settled(), behind.federation.schedule.rounds)
         except KeyboardInterrupt:
             seconds = (time.perf_counter() - began) / len(playing)
             for member in playing:
@@ -201,11 +201,11 @@ def _play(
                 now = training.settled(wait=True)
                 saved = len(now.curve)
                 if spec.secret:
-                    reserved = min(training.federation.rounds, training.played + setup.evaluate_every)
+                    reserved = min(training.federation.schedule.rounds, training.played + setup.evaluate_every)
                 folder.save(timed(now))
             side_by_side([training])
             if watch:
-                watch(timed(training.settled()), training.federation.rounds)
+                watch(timed(training.settled()), training.federation.schedule.rounds)
     except KeyboardInterrupt:
         reserved = training.begun if spec.secret else 0
         if folder:

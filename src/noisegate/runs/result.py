@@ -21,8 +21,9 @@ class Result:
     """What a run found. Everything but `seconds` and `ms_per_round` is the same whenever the spec is.
 
     accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
-    honest_rejected: share of honest uploads refused by tests. byzantine_selected: share of the uploads used that were
-    Byzantine. epsilon: the largest of the honest workers' own (worker_epsilons, by position), None without any noise;
+    honest_rejected: share of the honest uploads that arrived which a test refused. byzantine_weight: the weight that
+    Byzantine uploads had in the model, of that of all uploads; byzantine_selected: their share of the uploads used, by
+    head count. missing: share of the uploads that did not arrive. epsilon: the largest of the honest workers' own (worker_epsilons, by position), None without any noise;
     accountant is "stated" if it could not be checked. believed_byzantine: how many liars the aggregator reckons with,
     if it asks.
     seconds: of all rounds, without pauses.
@@ -47,6 +48,8 @@ class Result:
     seed: int
     honest_rejected: float
     byzantine_selected: float
+    byzantine_weight: float
+    missing: float
     accountant: str
     worker_epsilons: list[float]
     relation: str
@@ -70,7 +73,7 @@ class Result:
 def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
     """What a run found that is over."""
     federation, promise = setup.federation, setup.privacy
-    rejected, selected = shares(federation, progress.reasons)
+    found = shares(federation, progress)
     curve = list(progress.curve)
     return Result(
         accuracy=curve[-1]["accuracy"],
@@ -79,19 +82,21 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         epsilon=promise.epsilon,
         delta=promise.delta,
         sigma=promise.sigma,
-        rounds=federation.rounds,
-        workers=_count(~federation.byzantine),
-        byzantine=_count(federation.byzantine) / len(federation.byzantine),
-        byzantine_workers=_count(federation.byzantine),
+        rounds=federation.schedule.rounds,
+        workers=_count(~federation.adversary.byzantine),
+        byzantine=_count(federation.adversary.byzantine) / len(federation.adversary.byzantine),
+        byzantine_workers=_count(federation.adversary.byzantine),
         attack=spec.canonical()["attack"]["name"],
         aggregator=spec.canonical()["aggregator"]["name"],
         believed_byzantine=believed_byzantine(federation),
         dataset=setup.dataset,
         model=setup.model,
-        parameters=federation.model.d,
+        parameters=federation.mechanism.model.d,
         seed=spec.seed,
-        honest_rejected=rejected,
-        byzantine_selected=selected,
+        honest_rejected=found.honest_rejected,
+        byzantine_selected=found.byzantine_selected,
+        byzantine_weight=found.byzantine_weight,
+        missing=found.missing,
         accountant=promise.accountant,
         worker_epsilons=list(promise.worker_epsilons),
         relation=promise.relation,
@@ -105,7 +110,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         rounds_lost=progress.lost,
         spec=spec.canonical(),
         seconds=progress.seconds,
-        ms_per_round=1e3 * progress.seconds / federation.rounds,
+        ms_per_round=1e3 * progress.seconds / federation.schedule.rounds,
     )
 
 
@@ -122,8 +127,8 @@ def stored(found: dict[str, Any], folder: RunFolder) -> Result:
 
 def believed_byzantine(federation: Federation) -> int | None:
     """How many liars the aggregator reckons with; None for an aggregator that does not ask."""
-    aggregator = federation.aggregator
-    return aggregator.reckoned(len(federation.byzantine), federation.believed_honest) if isinstance(aggregator, Robust) else None
+    aggregator = federation.server.aggregator
+    return aggregator.reckoned(len(federation.adversary.byzantine), federation.server.believed_honest) if isinstance(aggregator, Robust) else None
 
 
 def _count(mask: Tensor) -> int:

@@ -1,7 +1,7 @@
 """From a spec to a federation: data dealt out, noise calibrated, everyone in place."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,8 @@ from noisegate.runs.promise import Privacy, Roster, make_promise, signs_of
 from noisegate.runs.spec import Spec
 from noisegate.models import build_model, check_module
 from noisegate.sampling import SAMPLINGS, Sampling
-from noisegate.simulate import Federation
+from noisegate.protocol import Mechanism, Server
+from noisegate.simulate import Adversary, Federation, Schedule, Workers
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
 from noisegate.roles import Aggregator, Worker
@@ -156,36 +157,35 @@ def prepare(
     scratch = compute.scratch()
     chunk = max(1, min(compute.chunk, scratch // (4 * GRADIENT_COPIES * model.d)))
     company = Company(spec.batch, honest + byzantine, scratch, spec.seed)
-    federation = Federation(
+    mechanism = Mechanism(
         model=model,
         sums=choose_sums(model, model.initial(), x, y, chunk=chunk, company=company),
         worker=worker,
         sampling=sampling,
-        attack=attack,
+        sigma=promise.sigma,
+        declared=declared,
+    )
+    server = Server(
+        mechanism=mechanism,
         aggregator=aggregator,
-        x=x,
-        y=y,
-        holdings=nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device),
-        sizes=torch.tensor([len(part) for part in parts], device=device),
-        byzantine=lying.to(device),
         aux_x=source.x[aux].to(device),
         aux_y=source.y[aux].to(device),
-        surrogate_x=x[surrogate],
-        surrogate_y=y[surrogate],
-        known_x=x[known],
-        known_y=y[known],
-        classes=dataset.classes,
-        sigma=promise.sigma,
-        batch=spec.batch,
-        rate=spec.rate * promise.sigma_base / promise.sigma if promise.sigma else spec.rate,
+        workers=honest + byzantine,
         believed_honest=believed,
-        rounds=rounds,
-        seed=spec.seed,
-        declared=declared,
-        # What a secret run draws by name (ties, attackers' numbers) must not follow from private data: it shows.
-        name=spec.name() if spec.secret else f"{spec.name()}/{made_of}",
-        secret=Secret(device) if spec.secret else None,
+        rate=spec.rate * promise.sigma_base / promise.sigma if promise.sigma else spec.rate,
         scratch=scratch,
+    )
+    # An adversary's examples may not be as many of every class.
+    imagined = replace(server, aux_x=x[surrogate], aux_y=y[surrogate], balanced=False)
+    holdings = nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device)
+    sizes_of_all = torch.tensor([len(part) for part in parts], device=device)
+    # What a secret run draws by name (ties, attackers' numbers) must not follow from private data: it shows.
+    run_name = spec.name() if spec.secret else f"{spec.name()}/{made_of}"
+    federation = Federation(
+        workers=Workers(mechanism, x, y, holdings, sizes_of_all, scratch),
+        server=server,
+        adversary=Adversary(attack, lying.to(device), dataset.classes, imagined, x[known], y[known]),
+        schedule=Schedule(rounds, spec.seed, run_name, Secret(device) if spec.secret else None, spec.absent or 0.0),
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
     return Setup(federation, promise, x_test, y_test, every, dataset.name, name)

@@ -33,7 +33,7 @@ MOST_BYTES, MOST_DEPTH = 2**20, 32
 """Of a file of settings."""
 
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from", "declared", "secret")
+LATER = ("auxiliary_from", "declared", "secret", "absent")
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -53,6 +53,7 @@ class Spec:
     partition; dirichlet: the concentration of another. auxiliary: the server's examples per class; auxiliary_from: the
     data set that they are from, if not the workers'. A sigma of 0 is no noise and no privacy.
     secret: noise and batches come from the operating system, and nobody can draw them again: for what is published.
+    absent: the probability that a worker misses a round. Its batch is drawn and paid for, but its upload is missing.
     batch, worker, rate: 16, "normalized" and 0.2, unless the data set has others (digits), or the aggregator goes with
     others (`guerraoui` and its like), which come first.
     """
@@ -84,6 +85,7 @@ class Spec:
     auxiliary_from: str | None = None
     declared: int | None = None
     secret: bool = False
+    absent: float | None = None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
@@ -122,6 +124,7 @@ class Spec:
         checks.moderate(rate=self.rate)
         checks.fraction(byzantine=self.byzantine)
         checks.share(attack_start=self.attack_start)
+        _optional(checks.fraction, "absent", self.absent)
         if self.non_iid and self.dirichlet is not None:
             raise SpecError(f"dirichlet = {self.dirichlet}: cannot be combined with non_iid; choose one partition")
         self.build_attack(), self.build_aggregator(), self.build_worker()
@@ -161,7 +164,7 @@ class Spec:
         """Every setting; parts as tables. Equal specs have equal canonical forms."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in LATER:
-            if settings[name] in (None, False):  # so that a run's name is what it was before there was such a setting
+            if settings[name] in (None, False, 0.0):  # so that a run's name is what it was before there was such a setting
                 del settings[name]
         for name in PARTS:
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])

@@ -193,8 +193,9 @@ class RunFolder:
 
     def finish(self, federation: Federation, progress: Progress, result: Mapping[str, Any]) -> None:
         """Write everything a finished run leaves, the result last."""
-        params = federation.model.tensors(progress.state.params.cpu())
-        verdicts = Verdicts(*(part.cpu().numpy() for part in (progress.reasons, progress.scores, federation.byzantine)))
+        params = federation.mechanism.model.tensors(progress.state.params.cpu())
+        found = progress.reasons, progress.scores, federation.adversary.byzantine, progress.weights
+        verdicts = Verdicts(*(part.cpu().numpy() for part in found))
         files = {
             LINES: _lines(progress),
             VERDICTS: pack_verdicts(verdicts),

@@ -20,17 +20,19 @@ HEADER = 4096
 
 @dataclass(frozen=True)
 class Verdicts:
-    """reasons, scores: (rounds, n). byzantine: (n,)."""
+    """reasons, scores, weights: (rounds, n). byzantine: (n,). Files of earlier versions have no weights."""
 
     reasons: np.ndarray
     scores: np.ndarray
     byzantine: np.ndarray
+    weights: np.ndarray | None = None
 
 
 def pack(verdicts: Verdicts) -> bytes:
     """The bytes of verdicts.npz."""
     content = io.BytesIO()
-    np.savez_compressed(content, reasons=verdicts.reasons, scores=verdicts.scores, byzantine=verdicts.byzantine)
+    arrays = {name: value for name, value in vars(verdicts).items() if value is not None}
+    np.savez_compressed(content, **arrays)
     return content.getvalue()
 
 
@@ -39,13 +41,18 @@ def read_verdicts(path: Path, rounds: int, n: int) -> tuple[Verdicts, bytes]:
 
     What an array takes is known before it is unpacked, so a file that would unpack to more is refused first.
     """
-    kinds = {"reasons": (np.uint8, (rounds, n)), "scores": (np.float32, (rounds, n)), "byzantine": (np.bool_, (n,))}
+    kinds: dict[str, tuple[type, tuple[int, ...]]] = {
+        "reasons": (np.uint8, (rounds, n)),
+        "scores": (np.float32, (rounds, n)),
+        "weights": (np.float32, (rounds, n)),
+        "byzantine": (np.bool_, (n,)),
+    }
     sizes = {name: math.prod(shape) * np.dtype(kind).itemsize + HEADER for name, (kind, shape) in kinds.items()}
     content = read_whole(path, 2 * sum(sizes.values()))
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             found = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            if found.keys() != kinds.keys() or len(archive.infolist()) != len(kinds):
+            if found.keys() not in (kinds.keys(), kinds.keys() - {"weights"}) or len(archive.infolist()) != len(found):
                 raise ValueError("other arrays")
             if any(entry.file_size > sizes[name] for name, entry in found.items()):
                 raise ValueError("larger than a run of that many rounds and workers makes it")

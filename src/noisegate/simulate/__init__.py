@@ -1,18 +1,22 @@
 """The protocol on one machine: all workers of a round in one batched computation."""
 
-from noisegate.simulate.federation import Federation, FederationState, Streams, first_state
+from noisegate.simulate.adversary import Adversary
+from noisegate.simulate.federation import Federation, FederationState, Schedule, Streams, Workers, first_state
 from noisegate.simulate.progress import Progress, count_reasons, shares, start
 from noisegate.simulate.round import play
 from noisegate.simulate.rounds import Rounds
 from noisegate.simulate.train import Training, accuracy, side_by_side
 
 __all__ = [
+    "Adversary",
     "Federation",
     "FederationState",
     "Progress",
     "Rounds",
+    "Schedule",
     "Streams",
     "Training",
+    "Workers",
     "accuracy",
     "count_reasons",
     "first_state",

@@ -1,14 +1,13 @@
 """Rounds one after the other: at once on a CPU, queued on a CUDA device.
 
-On a CUDA device every round is played with `Capacity`, so that the host never has to wait for the device in the middle
-of one. Once a phase of the attack was played, and the aggregator's state has its form, the kernels are recorded in a
-CUDA graph and then repeated: only the generators are set anew, by the host. A round that does not fit stops the
-device's clock: it and all that were queued behind it leave no trace, and when the host next looks it plays that round
-without capacity and queues the others again. So a batch of any size is drawn and used as it fell, whatever the bounds
-are.
+On a CUDA device every round is played with a `Capacity`, so that the host never waits for the device in the middle of
+one. Once a phase of the attack was played, and the aggregator's state has its form, the kernels are recorded in a CUDA
+graph and then repeated: the host only sets the generators anew. A round that does not fit stops the device's clock: it
+and all that were queued behind it leave no trace. When the host next looks, it plays that round without a capacity and
+queues the others again. So a batch of any size is drawn and used as it fell, whatever the bounds are.
 
-A round with capacity has the same shapes in a graph or not, so that the bytes do not depend on when a graph was
-recorded, and a run that is interrupted and resumed ends in the same bytes as one that is not.
+A round with a capacity has the same shapes in a graph or not. So the bytes do not depend on when a graph was recorded,
+and a run that is interrupted and resumed ends in the same bytes as one that is not.
 """
 
 import signal
@@ -19,11 +18,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten
 
-from noisegate.simulate.federation import Federation, FederationState, Streams
+from noisegate.simulate.federation import Federation, FederationState
+from noisegate.simulate.graphs import Generators, Recorded, UsedTensors, begin_secret
 from noisegate.simulate.progress import Progress
 from noisegate.simulate.round import play
 from noisegate.vectors import copy_if
@@ -31,9 +28,6 @@ from noisegate.views import State, Verdict
 
 MOST_GRAPHS = 4
 """Phases of an attack that are recorded; any more are played kernel by kernel."""
-
-PROTOCOL, ADVERSARY = "protocol", ("poison", "attack")
-"""Names of generators."""
 
 QUEUED = 64
 """Most rounds that a device may lag behind."""
@@ -50,18 +44,17 @@ class Rounds:
         self._progress = progress
         self.begun = progress.rounds
         """Rounds that something was drawn for. What is queued on a device is always finished."""
-        self._device = Device(federation, progress, graph) if federation.x.is_cuda else None
+        self._device = Device(federation, progress, graph) if federation.device.type == "cuda" else None
 
     def step(self) -> None:
         """Play the next round, or queue it."""
-        run, progress = self.federation, self._progress
+        progress = self._progress
         self.begun += 1
         if self._device:
             self._device.queue()
             return
-        state, verdict = play(run, progress.state, progress.rounds)
-        progress.reasons[progress.rounds] = verdict.reason
-        progress.scores[progress.rounds] = verdict.score
+        state, verdict = play(self.federation, progress.state, progress.rounds)
+        progress.note(progress.rounds, verdict)
         self._progress = replace(progress, rounds=progress.rounds + 1, state=state)
 
     def settled(self) -> Progress:
@@ -81,96 +74,110 @@ class Rounds:
 
 
 class Device:
-    """The rounds of one run on a CUDA device. The tensors of its state stay where they are."""
+    """The rounds of one run on a CUDA device. The tensors of its state stay where they are.
+
+    asked: rounds that were asked for. queued: those of them that were begun. done: (1,) those that count, which the
+    device knows. going: () False from the first round that did not fit until the host has looked.
+    """
 
     def __init__(self, federation: Federation, progress: Progress, graph: bool) -> None:
-        self.run = federation
-        self.stream = torch.cuda.Stream(federation.x.device)
-        self.queued = progress.rounds
-        self.reasons, self.scores = progress.reasons, progress.scores
-        self.graph = graph
+        self.federation, self.progress, self.graph = federation, progress, graph
+        self.stream = torch.cuda.Stream(federation.device)
+        self.asked = self.queued = progress.rounds
         self.graphs: dict[Hashable, Recorded | None] = {}
-        self.stream.wait_stream(torch.cuda.current_stream(federation.x.device))
+        self.stream.wait_stream(torch.cuda.current_stream(federation.device))
         with torch.cuda.stream(self.stream):
             self.state = progress.state
-            self.done = torch.full((1,), progress.rounds, device=federation.x.device)
-            self.going = torch.ones((), dtype=torch.bool, device=federation.x.device)
+            self.done = torch.full((1,), progress.rounds, device=federation.device)
+            self.going = torch.ones((), dtype=torch.bool, device=federation.device)
 
     def queue(self) -> None:
-        """Put the next round behind the others.
-
-        It counts as queued before it is: who is interrupted in between finds a round that was not played.
-        """
-        t, phase = self.queued, self.run.phase(self.queued)
-        with torch.cuda.stream(self.stream):
-            if recorded := self.graphs.get(phase):
-                self.queued += 1
-                recorded.replay(t)
-            else:
-                self.settle()
-                self.queued += 1
-                self._play(t)
+        """Put one more round behind the others."""
+        self.asked += 1
+        self._go_on(wait=False)
 
     def settle(self) -> tuple[int, FederationState]:
         """(rounds done, the state after them), all that was queued included."""
+        self._go_on(wait=True)
+        return self.asked, self.state
+
+    def _go_on(self, wait: bool) -> None:
+        """Until every round that was asked for is queued, or with `wait` done.
+
+        A round counts as queued before it is: after an interruption in between it is found not done, and played.
+        """
+        ahead = QUEUED  # rounds to queue before the next look at the device
         with torch.cuda.stream(self.stream):
-            asked, ahead = self.queued, 0
-            while (done := int(self.done)) < asked:
-                if done < self.queued:  # it did not fit, or was never started, and those behind it did nothing
-                    self.queued, ahead = done + 1, 0
+            while True:
+                self._replay(ahead)
+                if self.queued == self.asked and not wait:
+                    return
+                done = int(self.done)  # here the host waits
+                if done == self.asked:
+                    return
+                ahead = 2 * ahead + 1
+                if done < self.queued:  # it did not fit, or was never begun, and those behind it did nothing
+                    ahead = 1  # the next may not fit either
                     self.going.fill_(True)
-                    self._play(done)
-                # After one that did not fit the next may not either: about twice as many each time that all fit.
-                ahead = min(2 * ahead + 1, asked - self.queued)
-                for _ in range(ahead):
-                    self.queue()
-        return self.queued, self.state
+                elif self.graphs.get(self.federation.phase(done)):
+                    continue
+                self.queued = done + 1
+                self._play(done)
+
+    def _replay(self, most: int) -> None:
+        """Queue the next rounds, as far as they are recorded."""
+        for _ in range(min(most, self.asked - self.queued)):
+            recorded = self.graphs.get(self.federation.phase(self.queued))
+            if recorded is None:
+                return
+            self.queued += 1
+            recorded.replay(self.queued - 1)
 
     def _play(self, t: int) -> None:
         """A round that is not recorded; then record it for the next time, if it may be."""
-        phase, before = self.run.phase(t), form_of(self.state.aggregator)
-        generators, capacity = Generators(self.run, t), self.run.active(phase).capacity()
-        begin_secret(self.run, t)
-        state, verdict = play(self.run, self.state, t, capacity, generators)
+        run, phase, before = self.federation, self.federation.phase(t), form_of(self.state.server.aggregator)
+        generators, capacity = Generators(run, t), run.active(phase).capacity()
+        begin_secret(run, t)
+        state, verdict = play(run, self.state, t, capacity, generators)
         if not bool(capacity.fits()):
-            begin_secret(self.run, t)
-            state, verdict = play(self.run, self.state, t, None, Generators(self.run, t))
+            begin_secret(run, t)
+            state, verdict = play(run, self.state, t, None, Generators(run, t))
         with held_back():
             self._adopt(state, verdict)
-        steady = before == form_of(state.aggregator)  # in the first round an aggregator's state takes its form
+        steady = before == form_of(state.server.aggregator)  # in the first round an aggregator's state takes its form
         if self.graph and steady and phase not in self.graphs and len(self.graphs) < MOST_GRAPHS:
             self.graphs[phase] = self._record(t, phase, generators)
 
-    def _record(self, t: int, phase: Hashable, generators: "Generators") -> "Recorded | None":
+    def _record(self, t: int, phase: Hashable, generators: Generators) -> Recorded | None:
         """A round like `t` as a graph; None if an aggregator, an attack or a model asks the host for something."""
         own = generators.used()
-        begin_secret(self.run, t)
+        begin_secret(self.federation, t)
         graph = torch.cuda.CUDAGraph()
         for generator in own.values():
             graph.register_generator_state(generator)
-        used = Used()
+        used = UsedTensors()
         try:
             with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"), used:
-                capacity = self.run.active(phase).capacity()
-                new, verdict = play(self.run, self.state, t, capacity, generators)
+                capacity = self.federation.active(phase).capacity()
+                new, verdict = play(self.federation, self.state, t, capacity, generators)
                 self.going.logical_and_(capacity.fits())
                 self._adopt(new, verdict)
         except RuntimeError:
             return None
-        return Recorded(self.run, graph, own, used)
+        return Recorded(self.federation, graph, own, used)
 
     def _adopt(self, new: FederationState, verdict: Verdict) -> None:
         """Take over what a round gave, if the device's clock is still going."""
-        if form_of(new.aggregator) != form_of(self.state.aggregator):  # what is recorded writes to the old one
-            self.state = replace(self.state, aggregator={name: value.clone() for name, value in new.aggregator.items()})
+        old, server = self.state.server, new.server
+        if form_of(server.aggregator) != form_of(old.aggregator):  # what is recorded writes to the old one
+            old = replace(old, aggregator={name: value.clone() for name, value in server.aggregator.items()})
+            self.state = replace(self.state, server=old)
             self.graphs.clear()
-        state = self.state
-        pairs = [(state.params, new.params), (state.uploads, new.uploads)]
-        pairs += [(state.aggregator[name], value) for name, value in new.aggregator.items()]
-        self.reasons.index_copy_(0, self.done, verdict.reason[None].to(self.reasons))
-        self.scores.index_copy_(0, self.done, verdict.score[None].to(self.scores))
-        for old, value in pairs:
-            copy_if(self.going, value, old)
+        pairs = [(old.params, server.params), (old.received, server.received)]
+        pairs += [(old.aggregator[name], value) for name, value in server.aggregator.items()]
+        self.progress.note(self.done, verdict)
+        for into, value in pairs:
+            copy_if(self.going, value, into)
         self.done.add_(self.going)
 
 
@@ -193,82 +200,3 @@ def held_back() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
     if caught:
         raise KeyboardInterrupt
-
-
-class Generators(Streams):
-    """A round's generators by name, and which of them it used.
-
-    What the protocol itself draws comes from one generator, in the order of the round: setting one costs the host as
-    much time as a whole round of a small run may take. What an adversary draws is its own.
-    """
-
-    def __init__(self, federation: Federation, t: int) -> None:
-        super().__init__(federation, t)
-        self.made: dict[str, torch.Generator] = {}
-
-    def generator(self, what: str) -> torch.Generator:
-        """Made when first asked for."""
-        name = what if what in ADVERSARY else PROTOCOL
-        if name not in self.made:
-            self.made[name] = super().generator(name)
-        return self.made[name]
-
-    def used(self) -> dict[str, torch.Generator]:
-        """Those that numbers were drawn from."""
-        return {name: generator for name, generator in self.made.items() if generator.get_offset()}
-
-
-class Recorded:
-    """A round as a CUDA graph, with the generators that it draws from."""
-
-    def __init__(
-        self,
-        federation: Federation,
-        graph: torch.cuda.CUDAGraph,
-        generators: dict[str, torch.Generator],
-        used: "Used",
-    ) -> None:
-        self.run, self.graph, self.generators, self.used = federation, graph, generators, used
-
-    def replay(self, t: int) -> None:
-        """Play round `t`."""
-        for what, generator in self.generators.items():
-            self.run.rewind(generator, what, t)
-        begin_secret(self.run, t)
-        self.graph.replay()
-
-
-def begin_secret(run: Federation, t: int) -> None:
-    """Tell the device which round secret numbers are for: not in the round itself, where a graph would record it."""
-    if run.secret:
-        run.secret.begin(t)
-
-
-class Used(TorchDispatchMode):
-    """While a graph is recorded, notes the tensors that were there before, so that they stay.
-
-    A graph knows addresses only. A table that an aggregator keeps in a cache, say, may be gone when the graph reads it.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.before: dict[int, Tensor] = {}
-        self._made: set[int] = set()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        for tensor in tensors_in((args, kwargs)):
-            address = tensor.untyped_storage().data_ptr()
-            if tensor.is_cuda and address not in self._made:
-                self.before.setdefault(address, tensor)
-        found = function(*args, **kwargs)
-        for tensor in tensors_in(found):
-            self._made.add(tensor.untyped_storage().data_ptr())
-        self._made.difference_update(self.before)
-        return found
-
-
-def tensors_in(values: Any) -> list[Tensor]:
-    """Every tensor in nested lists, tuples and dicts."""
-    leaves = tree_flatten(values)[0]
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]

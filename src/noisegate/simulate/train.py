@@ -40,7 +40,7 @@ class Training:
         self._rounds = Rounds(federation, progress, graph)
         self.played = progress.rounds
         self._curve = progress.curve
-        self._examiner = Examiner(federation.model, x_test, y_test)
+        self._examiner = Examiner(federation.mechanism.model, x_test, y_test)
         self._pending: tuple[int, Tensor | Future[int]] | None = None
         if self._due() and (not self._curve or self._curve[-1]["round"] < self.played):
             self._examine()  # interrupted before it could be
@@ -48,7 +48,7 @@ class Training:
     @property
     def over(self) -> bool:
         """Whether all rounds are played."""
-        return self.played >= self.federation.rounds
+        return self.played >= self.federation.schedule.rounds
 
     @property
     def begun(self) -> int:
@@ -58,7 +58,7 @@ class Training:
     def stride(self) -> int:
         """How many rounds to go ahead at most: up to the next examination, and no more than are worth queuing."""
         due = self.evaluate_every - self.played % self.evaluate_every
-        return min(self._rounds.stride(), due, self.federation.rounds - self.played)
+        return min(self._rounds.stride(), due, self.federation.schedule.rounds - self.played)
 
     def ahead(self) -> None:
         """One more round, at once or queued."""

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate import kernels
-from noisegate.capacity import Capacity
+from noisegate.examples import Examples
 from noisegate.roles import Worker
 from noisegate.vectors import FlatModel, counting, ones
 from noisegate.workers import layers
@@ -133,27 +133,23 @@ class ClosedForm(Sums):
         self,
         worker: Worker,
         params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        owner: Tensor,
+        examples: Examples,
         last_uploads: Tensor,
         into: Tensor,
         scale: float = 1.0,
-        width: int | None = None,
-        capacity: Capacity | None = None,
     ) -> None:
         """Lengths first, then weights, then sums; what cannot be trusted goes the direct way."""
-        if not len(y):
+        if not len(examples):
             return
-        traced = self.trace(params, x, y)
+        traced = self.trace(params, examples.x, examples.y)
         if traced is None:  # the model calls its layers differently than when it was probed
-            self.direct.add(worker, params, x, y, owner, last_uploads, into, scale, width, capacity)
+            self.direct.add(worker, params, examples, last_uploads, into, scale)
             return
-        if capacity and into.is_cuda and kernels.available():
-            self._queue(worker, traced, owner, last_uploads, into, scale, width or len(y), capacity)
+        if examples.capacity and into.is_cuda and kernels.available():
+            self._queue(worker, traced, examples, last_uploads, into, scale)
             return
-        workers = len(last_uploads)
-        groups = layers.Groups.of(owner, workers, width if width and not capacity else None)
+        workers, owner = len(last_uploads), examples.owner
+        groups = layers.Groups.of(owner, workers, None if examples.capacity else examples.most)
         parts = [_part(layer, a, delta, groups) for layer, (a, delta) in zip(self.layers, traced, strict=True)]
         fresh, old = 1 - worker.momentum, worker.momentum
 
@@ -176,7 +172,7 @@ class ClosedForm(Sums):
         for layer, (a, delta) in zip(self.layers, traced, strict=True):
             if _may_overflow(layer, a):
                 trusted &= _fits_float32(delta, length)
-        used = trusted & (owner < workers) if capacity else trusted
+        used = trusted & (owner < workers) if examples.capacity else trusted
         everyone = bool(used.all())
         if not everyone:  # a weight of zero does not silence a NaN: take them out
             parts, length = [part.without(used) for part in parts], length.masked_fill(~used, 1.0)
@@ -193,23 +189,23 @@ class ClosedForm(Sums):
             into.addcmul_(totals, last_uploads if finite else torch.where(totals > 0, last_uploads, 0.0))
         if not everyone:
             doubtful = (~trusted & (owner < workers)).nonzero().flatten()
-            rest = x[doubtful], y[doubtful], owner[doubtful]
-            self.direct.add(worker, params, *rest, last_uploads, into, scale)
+            self.direct.add(worker, params, examples.some(doubtful), last_uploads, into, scale)
 
     def _queue(
         self,
         worker: Worker,
         traced: list[tuple[Tensor, Tensor]],
-        owner: Tensor,
+        examples: Examples,
         last_uploads: Tensor,
         into: Tensor,
         scale: float,
-        width: int,
-        capacity: Capacity,
     ) -> None:
-        """The rest of `add` in few kernels, and without a look. What cannot be trusted does not fit."""
+        """The rest of `add` in few kernels, none of which the host waits for. What cannot be trusted does not fit."""
         from noisegate.kernels import outer
 
+        owner, capacity, most = examples.owner, examples.capacity, examples.most or len(examples)
+        if capacity is None:
+            raise TypeError("what is queued needs a capacity")
         workers, fresh, old = len(last_uploads), 1 - worker.momentum, worker.momentum
         starts = torch.searchsorted(owner, counting(workers + 1, owner.device))
         square = torch.empty(len(owner), dtype=torch.float64, device=owner.device)
@@ -230,7 +226,7 @@ class ClosedForm(Sums):
             outer.row_lengths(values, owner, last_uploads, place.start, square, inner, first, workers)
             first = False
         for layer, a, delta in pairs:
-            outer.linear_lengths(a, delta, starts, last_uploads, *layer.begins, square, inner, first, width)
+            outer.linear_lengths(a, delta, starts, last_uploads, *layer.begins, square, inner, first, most)
             first = False
         # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing. Beside one
         # that comes out as zero, a gradient too short to count is none.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from noisegate.capacity import Capacity
+from noisegate.examples import Examples
 from noisegate.roles import Worker
 from noisegate.vectors import FlatModel, add_rows
 
@@ -48,7 +48,7 @@ class Sums(ABC):
         x, y: the examples of all workers in one row; owner: (E,) the worker of each, ascending; last_uploads: (n, d).
         """
         sums = torch.zeros_like(last_uploads)
-        self.add(worker, params, x, y, owner, last_uploads, sums)
+        self.add(worker, params, Examples(x, y, owner), last_uploads, sums)
         return sums
 
     @abstractmethod
@@ -56,20 +56,12 @@ class Sums(ABC):
         self,
         worker: Worker,
         params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        owner: Tensor,
+        examples: Examples,
         last_uploads: Tensor,
         into: Tensor,
         scale: float = 1.0,
-        width: int | None = None,
-        capacity: Capacity | None = None,
     ) -> None:
-        """into (n, d) += scale times the sums.
-
-        owner: (E,) the worker of each example, n for a place without one.
-        width: most examples of one worker, if known. capacity: do not look at anything (`Capacity`).
-        """
+        """into (n, d) += scale times the sums of contributions of n workers. last_uploads: (n, d)."""
 
     @abstractmethod
     def floats(self, x: Tensor, y: Tensor) -> int:
@@ -91,22 +83,18 @@ class Direct(Sums):
         self,
         worker: Worker,
         params: Tensor,
-        x: Tensor,
-        y: Tensor,
-        owner: Tensor,
+        examples: Examples,
         last_uploads: Tensor,
         into: Tensor,
         scale: float = 1.0,
-        width: int | None = None,
-        capacity: Capacity | None = None,
     ) -> None:
         """One chunk of gradients after the other."""
         workers = len(last_uploads)
-        for start in range(0, len(y), self.chunk):
-            part = slice(start, start + self.chunk)
-            who = owner[part].clamp(max=workers - 1)
-            gradients = per_example_gradients(self.model, params, x[part], y[part])
+        for start in range(0, len(examples), self.chunk):
+            some = examples.some(slice(start, start + self.chunk))
+            who = some.owner.clamp(max=workers - 1)
+            gradients = per_example_gradients(self.model, params, some.x, some.y)
             added = contributions(worker, gradients, last_uploads[who])
-            if capacity:  # an empty place holds some example or other
-                added = torch.where(owner[part, None] < workers, added, 0.0)
+            if examples.capacity:  # an empty place may hold any example
+                added = torch.where(some.owner[:, None] < workers, added, 0.0)
             add_rows(into, who, added * scale)

@@ -10,8 +10,9 @@ from noisegate import checks
 from noisegate.capacity import Capacity
 from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
+from noisegate.examples import Examples
 from noisegate.roles import Worker
-from noisegate.vectors import FlatModel, counting, zeros
+from noisegate.vectors import FlatModel, counting
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.company import Company, closed_form_if_sound
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
@@ -117,8 +118,7 @@ def mean_gradient(
     An example without a finite gradient counts as zeros, for it says nothing.
     """
     worker, mean = Unit() if normalized else Plain(), params.new_zeros(1, len(params))
-    together = zeros(len(x), x.device)
-    sums.add(worker, params, x, y, together, mean, mean, 1 / len(x), len(x), capacity)  # without momentum none is read
+    sums.add(worker, params, Examples.of_one(x, y, capacity), mean, mean, 1 / len(x))  # no momentum: `last` is not read
     return mean[0]
 
 
@@ -147,5 +147,5 @@ def contributions_of(
     """
     each = params.new_zeros(len(x), len(params))
     alone = Alone(worker=worker, last=noise_std * math.sqrt(len(params)))
-    sums.add(alone, params, x, y, counting(len(x), x.device), each, each, 1.0, 1, capacity)
+    sums.add(alone, params, Examples(x, y, counting(len(x), x.device), 1, capacity), each, each)
     return each

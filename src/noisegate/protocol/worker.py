@@ -1,0 +1,109 @@
+"""What leaves a worker in a round: draw, contributions, noise, public divisor, publish (Algorithm 1)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from noisegate.capacity import Capacity
+from noisegate.entropy import BATCH, NOISE, PUBLISH, Randomness, Source
+from noisegate.examples import Drawn, Holdings
+from noisegate.roles import Worker
+from noisegate.sampling import Sampling
+from noisegate.vectors import FlatModel
+from noisegate.workers import Sums, choose_sums, fill_with_noise, rounded_sensitivity
+
+Randomnesses = Callable[[str], Randomness]
+"""Gives the source of randomness for one of `entropy.PRIVATE`: batch, noise, publish. `Secret.source` is one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Mechanism:
+    """What everyone in a federation agreed on: how examples become a private upload. All of it is public.
+
+    model, sums: the module and loss, and a way to its sums of contributions. worker: bounds contributions. sampling:
+    draws batches. sigma: the noise multiplier. declared: the number of examples that the sampling rate comes from.
+    """
+
+    model: FlatModel
+    sums: Sums
+    worker: Worker
+    sampling: Sampling
+    sigma: float
+    declared: int
+
+    @classmethod
+    def of(
+        cls, model: FlatModel, examples: tuple[Tensor, Tensor], worker: Worker, sampling: Sampling, sigma: float
+    ) -> "Mechanism":
+        """For one worker, which declares as many examples (x, y) as it has. SpecError if the model mixes examples."""
+        x, y = examples
+        return cls(model, choose_sums(model, model.initial(), x, y), worker, sampling, sigma, len(y))
+
+    @property
+    def batch(self) -> int:
+        """b_c: the expected number of examples in a draw, and the public divisor."""
+        return self.sampling.batch
+
+    @property
+    def added_noise(self) -> float:
+        """Standard deviation of the Gaussian noise in each coordinate of a mean, s = sigma sensitivity / batch."""
+        if self.worker.mechanism != "gaussian":
+            return 0.0
+        return self.sigma * rounded_sensitivity(self.worker, self.batch) / self.batch
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise in each coordinate of an upload."""
+        return self.worker.noise_in_upload(self.added_noise, self.sigma, self.model.d)
+
+
+def upload(
+    mechanism: Mechanism,
+    params: Tensor,
+    holdings: Holdings,
+    last: Tensor,
+    randomness: Randomnesses,
+    *,
+    into: Tensor | None = None,
+    capacity: Capacity | None = None,
+    prepare: Callable[[Drawn], None] | None = None,
+) -> Tensor:
+    """(n, d) what k workers send in a round: the rows `holdings.rows`, or all of them. The others mean nothing.
+
+    params: (d,) the model. last: (n, d) what each of them sent last, zeros before its first upload. into: space for the
+    uploads. capacity: the round counts only if it `fits`. prepare: called with the drawn examples before anyone trains.
+    """
+    # 1. Each worker draws a batch.
+    drawn = holdings.draw(mechanism.sampling, mechanism.declared, randomness(BATCH), capacity)
+    if prepare:
+        prepare(drawn)
+
+    # 2. Each example's gradient is mixed with the last upload and bounded. The sum gets noise and a public divisor.
+    # Research noise comes first, straight into the uploads' place, and contributions are added to it. Secret noise
+    # comes last, so that the whole is rounded to a grid that tells nothing of them.
+    uploads, noise, std = torch.empty_like(last) if into is None else into, randomness(NOISE), mechanism.added_noise
+    secret = isinstance(noise, Source)
+    fill_with_noise(uploads[: len(holdings)], 0.0 if secret else std, noise)
+    for portion in reversed(drawn.portions):  # from the last: a worker's own row never lies before its place here
+        sums = uploads[portion.workers] if holdings.rows is None else uploads[portion.workers].clone()
+        sent_last = holdings.part_of(last, portion.workers)
+        mechanism.sums.add(mechanism.worker, params, drawn.examples(portion), sent_last, sums, 1 / mechanism.batch)
+        if isinstance(noise, Source) and std:
+            noise.add_noise(sums, std)
+        if holdings.rows is not None:
+            uploads.index_copy_(0, holdings.rows[portion.workers], sums)
+
+    # 3. What leaves is made of that alone.
+    mechanism.worker.publish(uploads, last, mechanism.sigma, partial(randomness, PUBLISH))
+    return uploads
+
+
+def upload_of_one(
+    mechanism: Mechanism, params: Tensor, x: Tensor, y: Tensor, last: Tensor | None, randomness: Randomnesses
+) -> Tensor:
+    """(d,) what one worker with these examples sends in a round. last: what it sent last; None before that."""
+    last = torch.zeros_like(params) if last is None else last
+    return upload(mechanism, params, Holdings.of_one(x, y), last[None], randomness)[0]
