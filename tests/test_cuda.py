@@ -11,7 +11,7 @@ from torch import nn
 import noisegate
 from noisegate import kernels
 from noisegate.aggregators import AGGREGATORS
-from noisegate.aggregators.noise_tests import _any_outside, _edges, ks_rejects
+from noisegate.aggregators.ks_test import _any_outside, _edges, ks_rejects
 from noisegate.attacks import ATTACKS
 from noisegate.entropy import Secret, grid_of
 from noisegate.lab.setup import Setup, SharedData, prepare
@@ -178,7 +178,7 @@ def test_gradients_of_convolutions_are_those_of_autograd(conv, count) -> None:
 @pytest.mark.skipif(not kernels.available(), reason="no Triton here")
 @pytest.mark.parametrize("conv", CONVOLUTIONS, ids=str)
 def test_convolutions_are_those_of_torch(conv) -> None:
-    from noisegate.kernels.images import OwnConvolutions
+    from noisegate.kernels.own_convolutions import OwnConvolutions
 
     rng, twin = stream(2, "convolution"), copy.deepcopy(conv).double()
     a = torch.randn(40, conv.in_channels, 21, 18, generator=rng)
