@@ -242,7 +242,7 @@ class ClosedForm(Sums):
         room.need(trusted)
         for layer, a, delta in pairs:
             if _may_overflow(layer, a):
-                room.need(_fits_float32(delta, length))
+                room.need(_fits_float32(delta, length) | (owner >= workers))
 
         weights = (worker.weights(length * fresh) * scale).to(into.dtype)
         momentum = sums.Momentum(last_uploads, sums.totals(weights, starts, old)) if old else None
