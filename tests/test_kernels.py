@@ -403,6 +403,21 @@ def test_counts_of_the_ks_test(d, std):
     assert counting.any_outside(values[:0], edges.at, edges.least, edges.most, guess).shape == (0,)
 
 
+@pytest.mark.parametrize("values", [[0.0, -1.0, 1.0, 0.0, 3.0, -2.0], [0.0, 1.0]])
+def test_a_value_on_an_edge_is_not_below_it(values):
+    """Wherever the guess is: the second values' is one place off."""
+    from noisegate.kernels import counting
+
+    row, at = torch.tensor([values]), torch.tensor([-1.0, 0.0, 0.0, 1.0, torch.inf])
+    below = (row[0] < at[:, None]).sum(1, dtype=torch.int32)
+    for inv_std, threshold in ((1.0, 0.0), (1e9, 1.0)):
+        guess = counting.Guess(inv_std, threshold)
+        assert not counting.any_outside(row, at, below, below, guess).any()
+        for j in range(len(at)):
+            more = below + (torch.arange(len(at)) == j).int()
+            assert counting.any_outside(row, at, more, more, guess).all()
+
+
 def test_counts_of_rows_too_long_for_two_counts_in_a_word():
     from noisegate.kernels import counting
 
