@@ -1,5 +1,6 @@
 # make demo   environment, install, and one private run under attack with the defaults
 # make test   environment, install, lint, types, every test
+# make kernels   the tests of the GPU kernels, by Triton's interpreter on this CPU (a part of make test)
 # make quick  the paper's experiments in miniature, on digits
 # make lowest    the command line with the lowest versions that are allowed, in an environment of its own
 # make versions  the command line with the newest ones, on every Python from 3.11 to 3.13 that is here
@@ -7,15 +8,18 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
+# These set TRITON_INTERPRET before Triton is imported, so they need a process of their own.
+KERNELS := $(wildcard tests/test_kernel*.py) tests/test_judging.py
+
 # Two halves of about the same length, side by side; a new file falls into one of them by its name.
-FIRST  := $(wildcard tests/test_[a-p]*.py)
-SECOND := $(filter-out $(FIRST),$(wildcard tests/test_*.py))
+FIRST  := $(filter-out $(KERNELS),$(wildcard tests/test_[a-p]*.py))
+SECOND := $(filter-out $(FIRST) $(KERNELS),$(wildcard tests/test_*.py))
 
 # The wheels of the lowest torch bring some 3 GB of CUDA along: LOWEST_TORCH=2.13.0 tries the rest with a smaller one.
 LOWEST       ?= .venv-lowest
 LOWEST_TORCH ?= 2.6.0
 
-.PHONY: demo test lint types unit unit-first unit-second quick lowest versions bench wheel clean
+.PHONY: demo test lint types unit unit-first unit-second kernels quick lowest versions bench wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/noisegate run
@@ -30,15 +34,20 @@ types: $(VENV)/developed
 	$(BIN)/mypy
 
 unit: $(VENV)/developed
-	$(MAKE) --jobs=2 unit-first unit-second
+	$(MAKE) --jobs=2 unit-first unit-second kernels
 
 unit-first: $(VENV)/developed
 	$(BIN)/python -m pytest $(FIRST)
 
-# Its words come at its end, so that the two do not talk at once.
+# The output of this one and of the next comes at its end, so that two do not print at the same time.
 unit-second: $(VENV)/developed
 	$(BIN)/python -m pytest $(SECOND) > $(VENV)/unit-second.txt 2>&1; \
 	status=$$?; cat $(VENV)/unit-second.txt; exit $$status
+
+# Without Triton, which is installed on Linux alone, they are skipped, and say so.
+kernels: $(VENV)/developed
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest $(KERNELS) > $(VENV)/kernels.txt 2>&1; \
+	status=$$?; cat $(VENV)/kernels.txt; exit $$status
 
 quick: $(VENV)/developed
 	$(BIN)/noisegate reproduce --quick --out runs/quick

@@ -6,7 +6,7 @@
 The runs cover every attack, aggregator and worker, on one CPU thread. The digests are those of one kind of CPU and one
 version of torch: another rounds differently. So make them at the code before a change, and compare after it.
 
-Left out of a result are its times, checksums, and the keys of `ADDED`, which did not exist when the digests were first made.
+Left out of a result are its times, its checksums, and the keys of `ADDED`, which are younger than the digests.
 """
 
 import argparse

@@ -1,11 +1,22 @@
 """A CUDA device that is none: tensors that take the lines meant for one, and a trap for questions to it."""
 
+import os
+from importlib.util import find_spec
+
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 BY_PLACES = ("index", "index_put", "index_put_", "_index_put_impl_")
 ASKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "equal", "is_nonzero", "item")
 COPIES = ("lift_fresh",)  # a number of the host's, as `torch.tensor` makes one
+
+
+needs_interpreter = pytest.mark.skipif(
+    find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
+    reason="needs Triton, and TRITON_INTERPRET=1 before it is imported: `make kernels`",
+)
+"""For tests that run kernels on CPU tensors by Triton's interpreter."""
 
 
 class OnDevice(torch.Tensor):

@@ -13,7 +13,7 @@ from noisegate.errors import SpecError
 from noisegate.models import build_model
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
-from noisegate.workers import Clipped, Direct, Normalized, choose_sums, layers
+from noisegate.workers import Clipped, Direct, Normalized, choose_sums, example_gradients
 from noisegate.workers.closed_form import ClosedForm
 from oracles import clipped, normalized
 from oracles import sums as oracle_sums
@@ -173,7 +173,7 @@ def test_both_ways_to_the_gradients_of_a_convolution_agree_with_autograd(dice):
     a = torch.randn(3, conv.in_channels, dice.randint(5, 9), dice.randint(5, 9), generator=rng, dtype=torch.float64)
     delta = torch.randn(conv(a).shape, generator=rng, dtype=torch.float64)
     for by_convolution in (True, False):
-        weight, bias = layers._gradients(conv, a, delta, by_convolution)
+        weight, bias = example_gradients._gradients(conv, a, delta, by_convolution)
         for j in range(3):
             wanted = torch.autograd.grad((conv(a[j : j + 1]) * delta[j]).sum(), [conv.weight, conv.bias])
             torch.testing.assert_close(weight[j], wanted[0].flatten(), rtol=FLOAT64, atol=FLOAT64)
@@ -184,7 +184,7 @@ def test_blocks_of_examples_change_nothing(monkeypatch):
     model = FlatModel(build_model("cnn", (1, 16, 16), 4, stream(1, "weights")))
     params, x, y, owner, last = problem(model, (1, 16, 16), 4, [3, 0, 4])
     whole = ClosedForm.of(model)(Normalized(), params, x, y, owner, last)
-    monkeypatch.setitem(layers.BLOCK, "cpu", 8000)  # two or fewer examples at a time
+    monkeypatch.setitem(example_gradients.BLOCK, "cpu", 8000)  # two or fewer examples at a time
     assert_close(ClosedForm.of(model)(Normalized(), params, x, y, owner, last), whole, 7, FLOAT32)
 
 

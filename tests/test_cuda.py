@@ -11,7 +11,7 @@ from torch import nn
 import noisegate
 from noisegate import kernels
 from noisegate.aggregators import AGGREGATORS
-from noisegate.aggregators.noise_tests import _any_outside, _edges, ks_rejects
+from noisegate.aggregators.ks_test import _any_outside, _edges, ks_rejects
 from noisegate.attacks import ATTACKS
 from noisegate.capacity import Capacity
 from noisegate.entropy import Secret, grid_of
@@ -134,7 +134,9 @@ def test_an_example_with_next_to_nothing_to_say_fits(worker, sure) -> None:
 def test_a_run_is_the_same_run_every_time(graph) -> None:
     """Also where some rounds do not fit."""
     run = setup(rounds=20).federation
-    few = run.mechanism.sampling.largest_sum(len(run.adversary.byzantine), int(run.workers.sizes.sum()), run.mechanism.declared, 0.2)
+    few = run.mechanism.sampling.largest_sum(
+        len(run.adversary.byzantine), int(run.workers.sizes.sum()), run.mechanism.declared, 0.2
+    )
     first, *others = (played(with_less_capacity(run, few), graph)[0] for _ in range(4))
     assert all(same_bytes(first, other) for other in others)
 
@@ -178,7 +180,7 @@ def test_gradients_of_convolutions_are_those_of_autograd(conv, count) -> None:
 @pytest.mark.skipif(not kernels.available(), reason="no Triton here")
 @pytest.mark.parametrize("conv", CONVOLUTIONS, ids=str)
 def test_convolutions_are_those_of_torch(conv) -> None:
-    from noisegate.kernels.images import OwnConvolutions
+    from noisegate.kernels.own_convolutions import OwnConvolutions
 
     rng, twin = stream(2, "convolution"), copy.deepcopy(conv).double()
     a = torch.randn(40, conv.in_channels, 21, 18, generator=rng)

@@ -54,7 +54,10 @@ def tightened(run: Federation, share: float) -> Federation:
     """The same, with capacity for so few examples that this share of the rounds does not fit."""
     run = replace(run)
     active = run.active(run.phase(0))
-    usual, few = active.capacity(), run.mechanism.sampling.largest_sum(len(active), int(active.sizes.sum()), run.mechanism.declared, share)
+    usual, few = (
+        active.capacity(),
+        run.mechanism.sampling.largest_sum(len(active), int(active.sizes.sum()), run.mechanism.declared, share),
+    )
     active.__dict__["capacity"] = lambda: replace(usual, total=few, needs=[])
     return run
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from noisegate import Compute, Dormant, Gaussian, LabelFlip, LocalPoisoning, Spec, SpecError, run
-from noisegate.aggregators.noise_tests import ks_rejects, norm_interval
+from noisegate.aggregators.ks_test import ks_rejects
+from noisegate.aggregators.upload_lengths import norm_interval
 from noisegate.attacks import ATTACKS, GradientAscent, OnOff, RankMatched, ScoreBanking, Trojan
 from noisegate.attacks.disguise import fixed_directions, ranked, unit, valid
 from noisegate.attacks.honest import Forger

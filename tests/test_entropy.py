@@ -10,7 +10,8 @@ import torch
 from scipy.stats import kstest, norm
 
 from noisegate import chacha, entropy
-from noisegate.aggregators.noise_tests import ks_rejects, norm_interval
+from noisegate.aggregators.ks_test import ks_rejects
+from noisegate.aggregators.upload_lengths import norm_interval
 from noisegate.entropy import Secret, grid_of, slack
 
 CPU = torch.device("cpu")

@@ -19,15 +19,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from noisegate import Compute, Spec, SpecError, StoreError, reference, run
 from noisegate.aggregators import Fortified, evidence, fortified, independence, judged, probed
 from noisegate.aggregators.known import PROBES, Known
-from noisegate.aggregators.noise_tests import (
+from noisegate.aggregators.ks_test import (
     count_every_value,
     count_where_in_doubt,
-    honest_lengths,
     ks_rejects,
     ks_threshold,
     room_for_signal,
 )
 from noisegate.aggregators.probes import CERTAINTY, Expected, Seen, along_gradient, along_history, hoped_agreement
+from noisegate.aggregators.upload_lengths import honest_lengths
 from noisegate.runs.setup import prepare
 from noisegate.simulate import accuracy, first_state, play
 from noisegate.streams import stream

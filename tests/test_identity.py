@@ -77,7 +77,9 @@ def noises_of(spec: Spec = SPEC, data: Dataset | None = None, module: nn.Module 
         drawn = run.mechanism.sampling.over(run.workers.sizes, run.mechanism.declared)(run.stream("batch", t))
         owner, number = drawn.nonzero(as_tuple=True)
         chosen = run.workers.holdings[owner, number]
-        exact = Direct(run.mechanism.model)(run.mechanism.worker, state.params, run.workers.x[chosen], run.workers.y[chosen], owner, state.uploads)
+        exact = Direct(run.mechanism.model)(
+            run.mechanism.worker, state.params, run.workers.x[chosen], run.workers.y[chosen], owner, state.uploads
+        )
         state, _ = play(run, state, t)
         found.append(state.uploads.double() - exact.double() / run.mechanism.batch)
     return torch.cat(found)

@@ -1,13 +1,11 @@
 """The kernels of `fortified` find what their plain twins find. Run by Triton's interpreter here, by a device there.
 
-Without a device: TRITON_INTERPRET=1 python -m pytest tests/test_judging.py, where Triton is installed. The interpreter
-of Triton 3.6 needs numpy below 2.4; that of 3.9 takes any.
+Without a device: `make kernels`, where Triton is installed. The interpreter of Triton 3.6 needs numpy below 2.4; that
+of 3.7 takes any.
 """
 
 import math
-import os
 from dataclasses import replace
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import pytest
@@ -15,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from devices import Unasked, on_device
+from devices import Unasked, needs_interpreter, on_device
 from noisegate import kernels
 from noisegate.aggregators import Fortified, doubts, fortified, independence, judged
 from noisegate.aggregators.evidence import SIZES
@@ -26,9 +24,7 @@ from noisegate.aggregators.probed import Probed
 from noisegate.streams import stream
 from noisegate.views import ServerView, receive
 
-INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
-
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1")
+pytestmark = needs_interpreter
 
 NOISE_STD, BATCH = 0.1, 16
 
@@ -358,7 +354,7 @@ def test_what_an_upload_alone_shows(n, tested):
     check_alone("cpu", n, tested)
 
 
-@pytest.mark.parametrize("n", [1, 2, 10, 11, 200, 1024])
+@pytest.mark.parametrize("n", [1, 2, 11, 200])
 @pytest.mark.parametrize("nobody", [False, True])
 def test_what_the_best_agree(n, nobody):
     check_best("cpu", n, nobody)
@@ -367,10 +363,10 @@ def test_what_the_best_agree(n, nobody):
 SHARING = ["none", "copies", "chain", "equal", "zeros"]
 
 
-@pytest.mark.parametrize("n", [1, 2, 13, 20, 100])
+@pytest.mark.parametrize("n", [1, 2, 19])
 @pytest.mark.parametrize("kind", SHARING)
 def test_what_is_shared(n, kind):
-    for seed in range(4 if n < 100 else 2):
+    for seed in range(2):
         check_shared("cpu", n, kind, seed)
         check_shared("cpu", n, kind, seed, limit=0.05, everyone=True)
 

@@ -1,19 +1,16 @@
 """The kernels of secret noise give what their plain twins give. Run by Triton's interpreter here, by a device there.
 
-Without a device: TRITON_INTERPRET=1 python -m pytest tests/test_kernel_noise.py, where Triton is installed.
+Without a device: `make kernels`, where Triton is installed.
 """
-
-import os
-from importlib.util import find_spec
 
 import pytest
 import torch
 
+from devices import needs_interpreter
 from noisegate import entropy
 from noisegate.chacha import words
 
-INTERPRETED = find_spec("triton") is not None and os.environ.get("TRITON_INTERPRET") == "1"
-pytestmark = pytest.mark.skipif(not INTERPRETED, reason="needs Triton, and TRITON_INTERPRET=1")
+pytestmark = needs_interpreter
 
 KEY = torch.tensor([1, -2, 3, -4, 5, -6, 7, -(2**31)], dtype=torch.int32)
 STREAM = KEY, torch.tensor([9], dtype=torch.int32), 1, 3

@@ -183,11 +183,15 @@ def test_noise_does_not_depend_on_the_data():
 def test_the_divisor_is_the_public_batch_and_not_the_drawn_size():
     """Without noise, a worker that drew B examples of one and the same gradient sends a vector of length B / batch."""
     run = federation(Normalized(0.0))
-    run = Federation(**{**vars(run), "sigma": 0.0, "x": torch.ones_like(run.workers.x), "y": torch.zeros_like(run.workers.y)})
+    run = Federation(
+        **{**vars(run), "sigma": 0.0, "x": torch.ones_like(run.workers.x), "y": torch.zeros_like(run.workers.y)}
+    )
     state, _ = play(run, first_state(run), 0)
     drawn = torch.bincount(examples_of(run, 0)[2], minlength=len(run.workers.sizes))
     assert len(set(drawn.tolist())) > 1
-    torch.testing.assert_close(state.uploads.norm(dim=1), drawn / run.mechanism.batch, rtol=1e-3, atol=0)  # margin 2^-14
+    torch.testing.assert_close(
+        state.uploads.norm(dim=1), drawn / run.mechanism.batch, rtol=1e-3, atol=0
+    )  # margin 2^-14
 
 
 def test_a_prepared_run_adds_the_noise_that_its_spec_states():
@@ -210,7 +214,9 @@ def test_a_prepared_run_adds_the_noise_that_its_spec_states():
     run = setup.federation
     state, _ = play(run, first_state(run), 0)
     x, y, owner = examples_of(run, 0)
-    exact = Direct(run.mechanism.model)(run.mechanism.worker, run.mechanism.model.initial(), x, y, owner, torch.zeros_like(state.uploads))
+    exact = Direct(run.mechanism.model)(
+        run.mechanism.worker, run.mechanism.model.initial(), x, y, owner, torch.zeros_like(state.uploads)
+    )
     assert_noise(noise_of(state.uploads, exact, 6), 4.0 * 0.5 / 6)
     assert run.server.rate == pytest.approx(0.3 * 2.0 / 4.0)
     assert setup.privacy.sigma == 4.0
@@ -235,7 +241,10 @@ def test_a_run_and_those_it_is_compared_with_share_data_but_neither_noise_nor_ba
     ready = [prepare(each, Compute(device="cpu")).federation for each in runs]
     assert torch.equal(ready[0].holdings, ready[1].holdings)
     assert torch.equal(ready[0].model.initial(), ready[2].model.initial())
-    draws = [run.mechanism.sampling.over(run.workers.sizes, run.mechanism.declared)(run.stream("batch", 0))[:10] for run in ready]
+    draws = [
+        run.mechanism.sampling.over(run.workers.sizes, run.mechanism.declared)(run.stream("batch", 0))[:10]
+        for run in ready
+    ]
     assert not torch.equal(draws[0], draws[1])
     noises = torch.cat([noises_of(each).flatten(0, 1) for each in runs])
     away = torch.corrcoef(noises) - torch.eye(len(noises))

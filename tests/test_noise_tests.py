@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from scipy import special, stats
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from noisegate.aggregators import noise_tests
-from noisegate.aggregators.noise_tests import (
-    count_every_value,
-    count_where_in_doubt,
-    ks_rejects,
-    ks_threshold,
-    norm_interval,
-)
+from noisegate.aggregators import ks_test
+from noisegate.aggregators.first_floats import first_floats
+from noisegate.aggregators.ks_test import count_every_value, count_where_in_doubt, ks_rejects, ks_threshold
+from noisegate.aggregators.upload_lengths import norm_interval
 from noisegate.streams import stream
 from oracles import chi_square_interval, ks_p_value, ks_statistic
 
@@ -79,16 +75,16 @@ def decided_by_sorting(d: int, s: float, significance: float) -> tuple[torch.Ten
 
 def first_look(rows: torch.Tensor, s: float, significance: float) -> tuple[np.ndarray, np.ndarray]:
     """(n,), (n,) whether a row's counts in bins of equal width allow, and whether they imply, its rejection."""
-    grid = noise_tests._grid(rows.shape[1], s, significance)
-    below = noise_tests._counts_up_to(rows, grid, noise_tests._Scratch.of(len(rows), rows.shape[1], grid))
-    allowed = noise_tests._somewhere_outside(below, grid.least[1:], grid.most[:-1])
-    implied = noise_tests._somewhere_outside(below, grid.least[:-1], grid.most[1:])
+    grid = ks_test._grid(rows.shape[1], s, significance)
+    below = ks_test._counts_up_to(rows, grid, ks_test._Scratch.of(len(rows), rows.shape[1], grid))
+    allowed = ks_test._somewhere_outside(below, grid.least[1:], grid.most[:-1])
+    implied = ks_test._somewhere_outside(below, grid.least[:-1], grid.most[1:])
     return allowed, implied
 
 
 def edges_of(d: int, s: float, significance: float) -> tuple[np.ndarray, np.ndarray]:
     """(d,) the edge for k = 1 .. d below which k coordinates are too many, and (d,) for k = 0 .. d - 1 too few."""
-    edges = noise_tests._edges(d, s, significance, CPU)
+    edges = ks_test._edges(d, s, significance, CPU)
     at, least, most = edges.at.numpy(), edges.least.numpy()[:-1], edges.most.numpy()[:-1]
     assert sorted(most[least == 0]) == list(range(d))
     assert sorted(least[most == d]) == list(range(1, d + 1))
@@ -157,7 +153,7 @@ def test_the_first_look_never_contradicts_the_statistic(seed, d, s, shift, scale
     rng = stream(seed, "bounds")
     row = s * (shift + scale * torch.randn(1, d, generator=rng))
     if kind == "bins":  # on, or a rounding off, the edges of the bins
-        grid = noise_tests._grid(d, s, SIGNIFICANCE)
+        grid = ks_test._grid(d, s, SIGNIFICANCE)
         row = torch.randint(-grid.half - 2, grid.half + 3, (1, d), generator=rng).double().div(grid.scale).float()
         row = row + row.abs() * 1.2e-7 * torch.randint(-1, 2, (1, d), generator=rng)
     elif kind == "few":
@@ -241,9 +237,9 @@ def test_noise_of_any_size(decide, s):
 
 @pytest.mark.parametrize("s", [1e-320, 1e-42, 1.0, 1e45, 1e300])
 def test_bins_keep_the_order_of_the_edges(s):
-    first = noise_tests._grid(50, s, SIGNIFICANCE).first
+    first = ks_test._grid(50, s, SIGNIFICANCE).first
     assert (np.diff(first) >= 0).all()
-    assert noise_tests._edges(50, s, SIGNIFICANCE, CPU).at[-1].isinf()
+    assert ks_test._edges(50, s, SIGNIFICANCE, CPU).at[-1].isinf()
     assert first[-2] < first[-1] == 2 * 50  # the infinite edges are in the last bin
 
 
@@ -257,7 +253,7 @@ def test_a_statistic_at_the_threshold_is_not_above_it(decide):
 @pytest.mark.parametrize("guess", [-np.inf, -3.0, -0.0, 0.0, 1e-45, 0.75, 1e38, np.inf])
 def test_the_first_float_is_found_from_any_guess(guess):
     firsts = np.array([-LARGEST, -2.5, -1e-45, 0.0, 1e-45, 1e-30, 0.75, LARGEST, np.inf], dtype=np.float32)
-    found = noise_tests._first_floats(lambda values, i: values >= firsts[i], np.full(len(firsts), guess))
+    found = first_floats(lambda values, i: values >= firsts[i], np.full(len(firsts), guess))
     assert np.array_equal(found, firsts)
 
 
@@ -277,9 +273,9 @@ def test_blocks_take_no_more_than_the_memory(decide, monkeypatch):
         return lambda values, *rest: seen.append(len(values)) or real(values, *rest)
 
     for name in ("_any_outside", "_counts_up_to"):
-        monkeypatch.setattr(noise_tests, name, spied(getattr(noise_tests, name)))
+        monkeypatch.setattr(ks_test, name, spied(getattr(ks_test, name)))
     decide(noise(100, d), 1.0, SIGNIFICANCE, scratch)
-    per_row = 34 * d + 13 if decide is count_every_value else 8 * d + 18 * noise_tests._grid(d, 1.0, SIGNIFICANCE).bins
+    per_row = 34 * d + 13 if decide is count_every_value else 8 * d + 18 * ks_test._grid(d, 1.0, SIGNIFICANCE).bins
     assert sum(seen) == 100
     assert max(seen) == scratch // per_row
 

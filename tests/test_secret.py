@@ -60,7 +60,14 @@ def test_secret_uploads_are_sums_plus_the_stated_noise(attack, monkeypatch):
     rows = active.rows
     chosen = run_.workers.holdings[rows[owner], number]
     nothing = torch.zeros(len(rows), run_.mechanism.model.d)
-    exact = Direct(run_.mechanism.model)(run_.mechanism.worker, run_.mechanism.model.initial(), run_.workers.x[chosen], run_.workers.y[chosen], owner, nothing)
+    exact = Direct(run_.mechanism.model)(
+        run_.mechanism.worker,
+        run_.mechanism.model.initial(),
+        run_.workers.x[chosen],
+        run_.workers.y[chosen],
+        owner,
+        nothing,
+    )
     honest = ~run_.adversary.byzantine[rows]
     noise = (state.uploads[rows].double() - exact.double() / run_.mechanism.batch)[honest]
     assert ks_p_value(noise.flatten(), run_.mechanism.added_noise) > 1e-6  # another noise every time

@@ -14,8 +14,9 @@ from noisegate.aggregators.evidence import SIZES
 from noisegate.aggregators.independence import GROUP, largest_product, shared
 from noisegate.aggregators.judged import AGREED_SPEED, Judged
 from noisegate.aggregators.known import COMMON, PROBES, TINY, Known, speeds
-from noisegate.aggregators.noise_tests import honest_lengths, ks_rejects, room_for_signal
+from noisegate.aggregators.ks_test import ks_rejects, room_for_signal
 from noisegate.aggregators.probed import Probed
+from noisegate.aggregators.upload_lengths import honest_lengths
 from noisegate.errors import SpecError
 from noisegate.roles import Aggregator
 from noisegate.views import Reason, ServerView, State, Verdict

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.aggregators.average import average_of
-from noisegate.aggregators.noise_tests import ks_rejects, norm_interval
+from noisegate.aggregators.ks_test import ks_rejects
+from noisegate.aggregators.upload_lengths import norm_interval
 from noisegate.roles import Aggregator
 from noisegate.views import Reason, ServerView, State, Verdict
 

@@ -1,14 +1,20 @@
 """Kernels of our own for CUDA devices, in Triton, which comes with torch there. Every one has a plain twin.
 
-`outer`        lengths and weighted sums of per-example gradients (twin: `workers.layers`)
-`images`       convolutions of few channels (twin: torch's own)
-`convolution`  per-example gradients of convolutions (twin: `workers.layers`)
-`rows`         rows that are changed or left alone (twins: `masked_fill_`, `torch.where`)
-`noise`        secret bits and noise on a grid (twins: `chacha`, `entropy`)
-`counting`     the counts of the KS test (twin: `aggregators.noise_tests`)
-`probing`      where uploads lie along the probes of the rule `fortified` (twin: `aggregators.probed`)
-`judging`      what the rule `fortified` makes of that (twins: `aggregators.fortified` and what it calls)
-`sharing`      which uploads depend on one another (twin: `aggregators.independence`)
+`lengths`              lengths and inner products of per-example gradients (twin: `workers.layers`)
+`mixing`               lengths of gradients with momentum (twin: `workers.closed_form`)
+`sums`                 weighted sums of per-example gradients (twin: `workers.layers`)
+`outer`                what these three share
+`images`               convolutions of few channels (twin: torch's own)
+`convolution_weights`  the weights of such a convolution, in the order in which `images` reads them
+`own_convolutions`     `images` in place of torch's convolutions
+`convolution`          per-example gradients of convolutions (twin: `workers.example_gradients`)
+`windows`              what the kernels of convolutions share
+`rows`                 rows that are changed or left alone (twins: `masked_fill_`, `torch.where`)
+`noise`                secret bits and noise on a grid (twins: `chacha`, `entropy`)
+`counting`             the counts of the KS test (twin: `aggregators.ks_test`)
+`probing`              where uploads lie along the probes of `fortified` (twin: `aggregators.probed`)
+`judging`              what `fortified` makes of that (twins: `aggregators.fortified` and what it calls)
+`sharing`              which uploads depend on one another (twin: `aggregators.independence`)
 
 They exist because a round of a small model is a chain of some 200 tiny kernels, each of which costs more to start than
 to run, and because unfolding the inputs of a convolution moves many times more memory than the gradients need.
@@ -23,12 +29,12 @@ from torch import Tensor
 
 @functools.cache
 def available() -> bool:
-    """Whether these can be used here: a CUDA device that Triton compiles for, and Triton."""
+    """Whether the kernels can be used here: there is Triton, and a CUDA device that it compiles for."""
     if find_spec("triton") is None or not torch.cuda.is_available() or torch.version.cuda is None:
         return False
     return torch.cuda.get_device_capability() >= (8, 0)
 
 
 def fused(like: Tensor) -> bool:
-    """Whether they do the work of small operations on tensors like this, each of which takes longer to start."""
+    """Whether kernels replace the many small operations on tensors like this one."""
     return like.is_cuda and available() and like.dtype == torch.float32

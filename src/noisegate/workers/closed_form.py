@@ -21,7 +21,7 @@ from noisegate import kernels
 from noisegate.examples import Examples
 from noisegate.roles import Worker
 from noisegate.vectors import FlatModel, counting, ones
-from noisegate.workers import layers
+from noisegate.workers import example_gradients, layers
 from noisegate.workers.direct import SHORTEST, Direct, Sums
 
 CANCELLATION = 0.25
@@ -115,7 +115,7 @@ class ClosedForm(Sums):
         """Our own on a CUDA device: with few channels they are several times faster, and as exact."""
         if not self.own_convolutions or not x.is_cuda or not kernels.available():
             return nullcontext()
-        from noisegate.kernels.images import OwnConvolutions
+        from noisegate.kernels.own_convolutions import OwnConvolutions
 
         return OwnConvolutions()
 
@@ -201,50 +201,52 @@ class ClosedForm(Sums):
         scale: float,
     ) -> None:
         """The rest of `add` in few kernels, none of which the host waits for. What cannot be trusted does not fit."""
-        from noisegate.kernels import outer
+        from noisegate.kernels import lengths, mixing, outer, sums
 
         owner, capacity, most = examples.owner, examples.capacity, examples.most or len(examples)
         if capacity is None:
             raise TypeError("what is queued needs a capacity")
         workers, fresh, old = len(last_uploads), 1 - worker.momentum, worker.momentum
         starts = torch.searchsorted(owner, counting(workers + 1, owner.device))
+        by_worker = outer.ByWorker(owner, starts, most)
         square = torch.empty(len(owner), dtype=torch.float64, device=owner.device)
-        inner = torch.empty_like(square) if old else None
+        inner = lengths.InnerProducts(torch.empty_like(square), last_uploads) if old else None
         pairs: list[tuple[layers.Layer, Tensor, Tensor]] = []
         rows: list[tuple[slice, Tensor]] = []
         for layer, (a, delta) in zip(self.layers, traced, strict=True):
             if a.ndim == 2:
                 pairs.append((layer, a.contiguous(), delta.contiguous()))
                 continue
-            weight, bias = layers.gradients(layer, a, delta)
+            weight, bias = example_gradients.gradients(layer, a, delta)
             rows.append((layer.weight, weight))
             if layer.bias is not None:
                 rows.append((layer.bias, bias))
 
         first = True
         for place, values in rows:
-            outer.row_lengths(values, owner, last_uploads, place.start, square, inner, first, workers)
+            lengths.row_lengths(values, by_worker, place.start, square, inner, first)
             first = False
         for layer, a, delta in pairs:
-            outer.linear_lengths(a, delta, starts, last_uploads, *layer.begins, square, inner, first, most)
+            lengths.linear_lengths(a, delta, by_worker, outer.LayerPlace(*layer.begins), square, inner, first)
             first = False
         # In float32: a length below 1e-17 may come out as any below that, which against RANGE is nothing. Beside one
         # that comes out as zero, a gradient too short to count is none.
         last = torch.linalg.vector_norm(last_uploads, dim=1).double().square_() if old else None
-        limits = outer.Limits(CANCELLATION, RANGE[0] if old else SHORTEST, RANGE[1], SHORTEST)
-        length, trusted = outer.mix(square, inner, last, owner, old / fresh, limits, workers)
+        limits = mixing.TrustLimits(CANCELLATION, RANGE[0] if old else SHORTEST, RANGE[1], SHORTEST)
+        products = None if inner is None else inner.found
+        length, trusted = mixing.mix(square, products, last, by_worker, old / fresh, limits)
         capacity.need(trusted)
         for layer, a, delta in pairs:
             if _may_overflow(layer, a):
-                capacity.need(_fits_float32(delta, length))
+                capacity.need(_fits_float32(delta, length) | (owner >= workers))
 
         weights = (worker.weights(length * fresh) * scale).to(into.dtype)
-        momentum = (last_uploads, outer.totals(weights, starts, old)) if old else (None, None)
+        momentum = sums.Momentum(last_uploads, sums.totals(weights, starts, old)) if old else None
         of_fresh = weights * fresh
         for place, values in rows:
-            outer.row_add(values, of_fresh, starts, into, place.start, *momentum)
+            sums.row_add(values, of_fresh, starts, into, place.start, momentum)
         for layer, a, delta in pairs:
-            outer.linear_add(a, delta, of_fresh, starts, into, *layer.begins, *momentum)
+            sums.linear_add(a, delta, of_fresh, starts, into, outer.LayerPlace(*layer.begins), momentum)
 
 
 def sum_up(tensors: Iterable[Tensor]) -> Tensor:
@@ -268,4 +270,4 @@ def _fits_float32(delta: Tensor, length: Tensor) -> Tensor:
 def _part(layer: layers.Layer, a: Tensor, delta: Tensor, groups: layers.Groups) -> layers.Plain | layers.Spread:
     if a.ndim == 2:
         return layers.Plain(layer, a, delta, groups)
-    return layers.Spread(layer, *layers.gradients(layer, a, delta), groups)
+    return layers.Spread(layer, *example_gradients.gradients(layer, a, delta), groups)

@@ -1,10 +1,10 @@
-"""Does an upload look like the privacy noise? The two tests of the paper's first stage (Algorithm 2).
+"""The Kolmogorov-Smirnov (KS) test of an upload against the privacy noise, in the paper's first stage (Algorithm 2).
 
-If noise of standard deviation s dominates an honest upload g of d coordinates, then ||g||^2 / s^2 is chi-square with
-d degrees of freedom, and the coordinates are a sample of N(0, s^2).
+If noise of standard deviation s dominates an honest upload g of d coordinates, its coordinates are a sample of
+N(0, s^2).
 
-The Kolmogorov-Smirnov (KS) test needs no sorting. Let p(v) be the normal mass below v, C(e) the number of coordinates
-below e, and t the threshold. The statistic exceeds t exactly if, for some rank k,
+The test needs no sorting. Let p(v) be the normal mass below v, C(e) the number of coordinates below e, and t the
+threshold. The statistic exceeds t exactly if, for some rank k,
 
     C(e) >= k  where e is the smallest float32 with k/d - p(e) <= t   (k of 1 .. d: too many coordinates too low), or
     C(e) <= k  where e is the smallest float32 with p(e) - k/d > t    (k of 0 .. d-1: too few).
@@ -14,20 +14,16 @@ These 2 d edges do not depend on the uploads. So the test counts coordinates bet
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import optimize, special, stats
+from scipy import special, stats
 from torch import Tensor
 
 from noisegate import kernels
-
-Flags = NDArray[np.bool_]
-Floats = NDArray[np.float32]
-Integers = NDArray[np.integer]
+from noisegate.aggregators.first_floats import Flags, Floats, Integers, first_floats
 
 REACH = 6.0
 """The grid's bins of equal width cover [-REACH, REACH] standard deviations; one more on either side takes the rest."""
@@ -37,50 +33,8 @@ FINENESS = 32.0
 
 Finer ones take longer to compare, coarser ones leave more rows in doubt (now one in twenty of pure noise)."""
 
-KEY_OF_INF = 0x7F800000
-"""Of float32 infinity, among `_keys_of` values."""
-
 CHUNK = 1_800_000
 """Bytes of scratch for the counts in bins: what stays near a core. At d = 25,450 six rows: int16 numbers their bins."""
-
-
-def norm_interval(d: int, noise_std: float, width: float) -> tuple[float, float]:
-    """The lengths within `width` standard deviations of the normal approximation of ||g||^2, as the paper prints them.
-
-    >>> low, high = norm_interval(25450, 1.0, 3.0)
-    >>> round(low, 2), round(high, 2)
-    (157.39, 161.64)
-    """
-    center, spread = noise_std**2 * d, noise_std**2 * math.sqrt(2 * d)
-    return math.sqrt(max(0.0, center - width * spread)), math.sqrt(center + width * spread)
-
-
-@functools.lru_cache(maxsize=64)
-def honest_lengths(d: int, noise_std: float, batch: int, largest: float, chance: float) -> tuple[float, float]:
-    """The lengths that an honest upload has but for this chance, half of it on either side, whatever its signal is.
-
-    A batch of B examples gives a signal of length at most B largest / batch. Given the signal, ||u||^2 / s^2 is
-    noncentral chi-square with d degrees of freedom, which grows with the signal: below, no signal is the worst case;
-    above, the longest, in the mean over B, which is Poisson with mean `batch`.
-
-    >>> low, high = honest_lengths(25450, 0.05, 16, 1.0, 1e-3)
-    >>> round(low, 3), round(high, 3)
-    (7.86, 8.235)
-    """
-    sizes = np.arange(stats.poisson.isf(max(chance / 1e6, 1e-15), batch) + 1)
-    weights, signals = stats.poisson.pmf(sizes, batch), sizes * largest / batch
-    if not noise_std:
-        return 0.0, float(stats.poisson.isf(chance / 2, batch)) * largest / batch
-    shifts = np.maximum((signals / noise_std) ** 2, 1e-9)  # scipy has no noncentral distribution without a shift
-
-    def refused(square: float) -> float:
-        return float(weights @ stats.ncx2.sf(square, d, shifts)) - chance / 2
-
-    most = float(stats.ncx2.isf(chance / 4, d, shifts[-1]))
-    return (
-        noise_std * math.sqrt(float(stats.chi2.ppf(chance / 2, d))),
-        noise_std * math.sqrt(float(optimize.brentq(refused, d, most))),
-    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -290,8 +244,8 @@ def _edges(d: int, noise_std: float, significance: float, device: torch.device, 
     def too_high(values: Floats, i: Integers) -> Flags:
         return np.greater(_mass_below(values, noise_std) - ranks[i], threshold)
 
-    ends = _first_floats(low_no_more, noise_std * special.ndtri(np.maximum(ranks[1:] - threshold, 0)))
-    starts = _first_floats(too_high, noise_std * special.ndtri(np.minimum(ranks[:-1] + threshold, 1)))
+    ends = first_floats(low_no_more, noise_std * special.ndtri(np.maximum(ranks[1:] - threshold, 0)))
+    starts = first_floats(too_high, noise_std * special.ndtri(np.minimum(ranks[:-1] + threshold, 1)))
     at = np.concatenate([ends, starts])
     order = at.argsort(kind="stable")  # two ascending runs, which this merges in linear time
     counts = np.arange(d, dtype=np.int32)
@@ -311,32 +265,3 @@ def _mass_below(values: Floats, noise_std: float) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):  # what a small noise takes to infinity has all the mass below it, or none
         mass: NDArray[np.float64] = special.ndtr(values.astype(np.float64) / noise_std)
     return mass
-
-
-def _first_floats(holds: Callable[[Floats, Integers], Flags], guess: NDArray[np.float64]) -> Floats:
-    """For each i the smallest float32 v above -inf with holds(v, i), if below it `holds` is false and above it true.
-
-    inf if there is none. By bisection, of which a guess that is right up to rounding leaves one step.
-    """
-    with np.errstate(over="ignore"):
-        near = _keys_of(guess.astype(np.float32))
-    everyone = np.arange(len(near))
-    low, high = np.maximum(near - 1, -KEY_OF_INF), np.minimum(near + 1, KEY_OF_INF)
-    low[holds(_floats_of(low), everyone)] = -KEY_OF_INF
-    high[~holds(_floats_of(high), everyone)] = KEY_OF_INF
-    while len(i := (high - low > 1).nonzero()[0]):
-        middle = (low[i] + high[i]) // 2
-        held = holds(_floats_of(middle), i)
-        high[i[held]], low[i[~held]] = middle[held], middle[~held]
-    return _floats_of(high)
-
-
-def _keys_of(values: Floats) -> NDArray[np.int64]:
-    """Integers in the order of the values, neighbours next to each other; 0 for both zeros."""
-    bits = values.view(np.int32).astype(np.int64)
-    return np.where(bits < 0, -(2**31) - bits, bits)
-
-
-def _floats_of(keys: NDArray[np.int64]) -> Floats:
-    """The values that have these keys."""
-    return np.where(keys < 0, -(2**31) - keys, keys).astype(np.int32).view(np.float32)
