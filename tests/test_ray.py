@@ -11,8 +11,8 @@ import pytest
 
 from conftest import saved_rounds
 from noisegate import Compute, SpecError, run
-from noisegate.redteam.search import Outcome
-from noisegate.sweeps.cells import SweepFolder
+from noisegate.sweeps.folder import SweepFolder
+from noisegate.sweeps.outcome import Outcome
 from noisegate.sweeps.ray_pool import RayPool
 from noisegate.sweeps.sweep import sweep
 from test_resume import PATIENCE, contents

@@ -19,13 +19,13 @@ from safetensors.torch import load_file, save
 from conftest import sealed
 from noisegate import Compute, Spec, StoreError, run
 from noisegate.redteam import trials
-from noisegate.redteam.search import Outcome
 from noisegate.runs import checkpoints, files, key
 from noisegate.runs.files import read_whole, seal, unseal, write_whole
 from noisegate.runs.key import fingerprint, user_key
-from noisegate.runs.plain import PlainSpec, plain_spec, read_plain
 from noisegate.runs.store import RunFolder
-from noisegate.sweeps.cells import SweepFolder
+from noisegate.runs.unbuilt import UnbuiltSpec, read_unbuilt, unbuilt_spec
+from noisegate.sweeps.folder import SweepFolder
+from noisegate.sweeps.outcome import Outcome
 from noisegate.sweeps.sweep import sweep
 
 ONE = Compute(device="cpu", threads=1)
@@ -735,12 +735,12 @@ def test_a_plain_spec_has_the_name_and_form_of_the_spec(tmp_path, plugin):
         spec = replace(SPEC, **changes)
         (tmp_path / "spec.toml").write_text(spec.to_toml())
         trace = plugin()
-        found = read_plain(tmp_path / "spec.toml")
-        assert isinstance(found, PlainSpec)
+        found = read_unbuilt(tmp_path / "spec.toml")
+        assert isinstance(found, UnbuiltSpec)
         assert found.canonical() == spec.canonical()
         assert (found.name(), found.rounds) == (spec.name(), spec.rounds)
         assert not trace.exists()
-    assert isinstance(plain_spec(SPEC.canonical()), Spec)
+    assert isinstance(unbuilt_spec(SPEC.canonical()), Spec)
 
 
 @pytest.mark.parametrize(

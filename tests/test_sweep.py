@@ -15,12 +15,13 @@ import torch
 
 from conftest import saved_rounds, sealed
 from noisegate import Compute, Spec, run, run_together
-from noisegate.redteam.search import Outcome
-from noisegate.sweeps import cells as cells_module
+from noisegate.sweeps import play as play_module
 from noisegate.sweeps import sweep as sweep_module
-from noisegate.sweeps.cells import BUSY, Cell, SweepFolder, play_one, play_several
+from noisegate.sweeps.folder import RunLock, SweepCell, SweepFolder
 from noisegate.sweeps.grid import MOST_RUNS
-from noisegate.sweeps.sweep import _came_of, read_sweep, sweep
+from noisegate.sweeps.outcome import Outcome
+from noisegate.sweeps.play import BUSY, play_one, play_several
+from noisegate.sweeps.sweep import _cell_after, read_sweep, sweep
 from test_resume import PATIENCE, contents
 
 CPU = Compute(device="cpu", threads=1)
@@ -297,25 +298,25 @@ def test_a_damaged_result_is_a_failure_that_says_what_to_do(tmp_path, quick):
 
 def test_a_run_has_one_owner_who_says_how_far_it_is(tmp_path, quick):
     folder, spec = SweepFolder(tmp_path), quick()
-    assert folder.cell(spec) == Cell(spec, "missing")
-    with folder.claim(spec) as claim:
+    assert folder.cell(spec) == SweepCell(spec, "missing")
+    with folder.lock(spec) as claim:
         claim.tell(3, 12)
-        assert folder.cell(spec) == Cell(spec, "running", None, "round 3 of 12")
+        assert folder.cell(spec) == SweepCell(spec, "running", None, "round 3 of 12")
         claim.tell(12, 12)
         assert folder.share(spec) == 1.0
-        with folder.claim(spec) as second:
+        with folder.lock(spec) as second:
             assert second is None
         assert play_one(folder, spec, CPU) is BUSY
-    assert folder.cell(spec) == Cell(spec, "missing")
+    assert folder.cell(spec) == SweepCell(spec, "missing")
     assert folder.share(spec) == 0.0
-    with folder.claim(spec) as again:
+    with folder.lock(spec) as again:
         assert again is not None
 
 
 def test_a_run_tells_how_far_it_is(tmp_path, quick, monkeypatch):
     told = []
-    monkeypatch.setattr(cells_module.Claim, "tell", lambda self, rounds, of: told.append((rounds, of)))
-    monkeypatch.setattr(cells_module, "PULSE", 0.0)
+    monkeypatch.setattr(RunLock, "tell", lambda self, rounds, of: told.append((rounds, of)))
+    monkeypatch.setattr(play_module, "PULSE", 0.0)
     play_one(SweepFolder(tmp_path), quick(), CPU)
     assert told == [(1, 3), (2, 3), (3, 3)]
 
@@ -327,12 +328,12 @@ def test_what_another_process_works_on_is_left_to_it_and_taken_over(tmp_path, qu
     run(theirs, compute=CPU, out=tmp_path / "elsewhere")
     order, free = [], threading.Event()
 
-    def watch(cell: Cell) -> None:
+    def watch(cell: SweepCell) -> None:
         order.append((cell.spec.seed, cell.status))
         free.set()  # the other one ends only after ours has
 
     def other() -> None:
-        with folder.claim(theirs):
+        with folder.lock(theirs):
             held.set()
             assert free.wait(PATIENCE)
             assert folder.cell(theirs).status == "running"
@@ -355,10 +356,10 @@ def test_what_another_process_works_on_is_left_to_it_and_taken_over(tmp_path, qu
 
 def test_a_process_that_was_killed_is_a_failure_that_is_kept(tmp_path, quick):
     folder, spec = SweepFolder(tmp_path), quick()
-    cell = _came_of(folder, spec, Outcome("failed", message="its process was ended"))
-    assert cell == folder.cell(spec) == Cell(spec, "failed", None, "its process was ended")
-    with folder.claim(spec):
-        assert _came_of(folder, spec, Outcome("failed", message="late news")).status == "running"
+    cell = _cell_after(folder, spec, Outcome("failed", message="its process was ended"))
+    assert cell == folder.cell(spec) == SweepCell(spec, "failed", None, "its process was ended")
+    with folder.lock(spec):
+        assert _cell_after(folder, spec, Outcome("failed", message="late news")).status == "running"
 
 
 def test_where_nothing_can_be_written_that_is_the_failure(tmp_path, quick):
@@ -377,7 +378,7 @@ def test_runs_side_by_side_leave_the_folders_of_runs_alone(tmp_path, quick):
     specs = [quick(), lost, quick(attack="zero"), quick(seed=7), quick(attack="inner")]
     with pytest.raises(KeyboardInterrupt):
         run(specs[2], compute=CPU, out=folder.run_path(specs[2]), watch=interrupt)
-    with folder.claim(specs[3]):
+    with folder.lock(specs[3]):
         outcomes = play_several(folder, specs, CPU)
     assert [outcome.status for outcome in outcomes] == ["done", "skipped", "done", "skipped", "done"]
     assert outcomes[3] is BUSY

@@ -23,7 +23,7 @@ class File:
 
 
 @dataclass(frozen=True)
-class Source:
+class DatasetSource:
     """A data set by name: how to read it, and the settings a run takes for it unless told otherwise.
 
     model, workers, epochs: defaults of a run: name in MODELS, honest workers, passes over the data.

@@ -23,14 +23,14 @@ _guard = threading.Lock()
 
 
 @dataclass
-class _Held:
+class _LockedFolder:
     """A folder that this process has locked. users: how many of its runs write to it or below it."""
 
     number: int
     users: int = 0
 
 
-_held: dict[Path, _Held] = {}
+_held: dict[Path, _LockedFolder] = {}
 _written: set[Path] = set()
 """Folders that a run of this process writes to."""
 
@@ -72,7 +72,7 @@ def alone(folder: Path, within: Path | None = None) -> Iterator[None]:
 def _entered(folder: Path) -> Iterator[None]:
     path = folder.absolute()
     with _guard:
-        held = _held.get(path) or _Held(_locked(folder))
+        held = _held.get(path) or _LockedFolder(_locked(folder))
         _held[path] = held
         held.users += 1
     try:

@@ -21,7 +21,7 @@ from noisegate.entropy import slack
 from noisegate.errors import SpecError, StoreError
 from noisegate.runs import costs
 from noisegate.runs.files import read_whole, write_whole
-from noisegate.runs.plain import PlainSpec, plain_spec, read_plain
+from noisegate.runs.unbuilt import UnbuiltSpec, unbuilt_spec, read_unbuilt
 from noisegate.runs.promise import STATED
 from noisegate.runs.result import stored
 from noisegate.runs.statement import NOT_COVERED, as_text
@@ -84,7 +84,7 @@ def _result(run: Path) -> dict[str, Any] | None:
         return None
     folder = RunFolder(run)
     try:
-        found = folder.result(read_plain(run / SPEC))
+        found = folder.result(read_unbuilt(run / SPEC))
     except SpecError as error:
         raise StoreError(f"{plain(run)}: its spec.toml is damaged ({plain(error)})") from None
     if found is not None:
@@ -179,10 +179,10 @@ def _groups(found: Mapping[str, Any], mechanism: str) -> dict[str, float]:
 
 def _mechanism(spec: Mapping[str, Any]) -> str:
     """How the worker makes its uploads private; a plugin's class is not asked, since that would run its code."""
-    known = plain_spec(spec)
-    if isinstance(known, PlainSpec) and "worker" in known.plugins:
+    known = unbuilt_spec(spec)
+    if isinstance(known, UnbuiltSpec) and "worker" in known.plugins:
         return f"that of {plain(spec['worker']['name'])}"
-    return str((known.standin if isinstance(known, PlainSpec) else known).build_worker().mechanism)
+    return str((known.standin if isinstance(known, UnbuiltSpec) else known).build_worker().mechanism)
 
 
 def _together(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | None]) -> dict[str, float] | None:
@@ -191,7 +191,7 @@ def _together(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | No
     if not others or any(one is None or one["epsilon"] is None for one in everything):
         return None
     if any(
-        isinstance(plain_spec(one["spec"]), PlainSpec) for one in everything if one
+        isinstance(unbuilt_spec(one["spec"]), UnbuiltSpec) for one in everything if one
     ):  # to price it would run its code
         return {key: sum(float(one[key]) for one in everything if one) for key in ("epsilon", "delta")}
     (bill,) = costs.bills(costs.training_of(one) for one in everything if one)

@@ -31,7 +31,7 @@ from noisegate.runs.checkpoints import Identity, pack, read_checkpoint
 from noisegate.runs.files import read_json, seal, unseal, write_whole
 from noisegate.runs.key import read_fingerprint
 from noisegate.runs.locks import LOCK, alone
-from noisegate.runs.plain import AnySpec, read_plain
+from noisegate.runs.unbuilt import AnySpec, read_unbuilt
 from noisegate.runs.spec import Spec
 from noisegate.runs.verdicts import Verdicts
 from noisegate.runs.verdicts import pack as pack_verdicts
@@ -139,7 +139,7 @@ class RunFolder:
 
     def _same_spec(self, spec: Spec) -> None:
         try:
-            found = read_plain(self.path / SPEC)
+            found = read_unbuilt(self.path / SPEC)
         except SpecError as error:
             raise StoreError(
                 f"{plain(self.path)}: its spec.toml is damaged ({plain(error)}); choose another --out"
