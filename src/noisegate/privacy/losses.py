@@ -11,7 +11,7 @@ from noisegate.sampling import accounting
 
 @dataclass(frozen=True)
 class EqualRounds:
-    """So many rounds at a rate. signs: how many are flipped in each; 0 for Gaussian noise of deviation `sigma`."""
+    """Some rounds with the same sampling rate and noise. signs: how many are flipped in each; 0 for Gaussian noise."""
 
     rate: float
     sigma: float

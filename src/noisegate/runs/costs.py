@@ -12,9 +12,9 @@ from typing import Any
 from noisegate import privacy
 from noisegate.data import own_path
 from noisegate.errors import PrivacyError
+from noisegate.privacy import Cost
 from noisegate.runs.setup import Setup
 from noisegate.runs.spec import Spec, make_spec
-from noisegate.privacy import Cost
 
 
 @dataclass(frozen=True)
