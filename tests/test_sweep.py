@@ -124,14 +124,14 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("text", "parts"), [(text, parts) for text, *parts in BAD], ids=[line[0][:30] for line in BAD])
-def test_a_bad_file_is_one_readable_line(cli, grid, tmp_path, text, parts):
-    answer = cli("sweep", grid(text), "--out", "found")
-    assert (answer.status, answer.out) == (2, "")
-    assert answer.err.startswith("noisegate: ")
-    assert answer.err.count("\n") == 1
-    assert all(part in answer.err for part in parts), answer.err
-    assert not (tmp_path / "found").exists()
+def test_a_bad_file_is_one_readable_line(cli, grid, tmp_path):
+    for text, *parts in BAD:
+        answer = cli("sweep", grid(text), "--out", "found")
+        assert (answer.status, answer.out) == (2, ""), text
+        assert answer.err.startswith("noisegate: "), text
+        assert answer.err.count("\n") == 1, text
+        assert all(part in answer.err for part in parts), answer.err
+        assert not (tmp_path / "found").exists(), text
 
 
 @pytest.mark.parametrize(
@@ -215,12 +215,14 @@ def test_a_dry_run_writes_nothing(cli, grid, tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["grid.toml"]
 
 
-def test_more_values_run_only_what_is_new(cli, grid, begun, tmp_path):
-    assert cli("sweep", grid(COUNTING + "[sweep]\nseed = [1, 2]\n"), *FLAGS).status == 0
-    assert len(begun()) == 2
-    answer = cli("sweep", grid(COUNTING + "[sweep]\nseed = [2, 3]\n"), *FLAGS, "--json")
+def test_more_values_run_only_what_is_new(cli, grid, tmp_path):
+    assert cli("sweep", grid(HEAD + "[sweep]\nseed = [1, 2]\n"), *FLAGS).status == 0
+    results = (tmp_path / "runs" / "sweep-grid" / "runs").glob("*/result.json")
+    before = {path: path.stat().st_mtime_ns for path in results}
+    assert len(before) == 2
+    answer = cli("sweep", grid(HEAD + "[sweep]\nseed = [2, 3]\n"), *FLAGS, "--json")
     assert answer.json["runs"] == answer.json["done"] == 2
-    assert len(begun()) == 3
+    assert {path: path.stat().st_mtime_ns for path in before} == before
     folder = SweepFolder(tmp_path / "runs" / "sweep-grid")
     assert [spec.canonical()["seed"] for spec in folder.specs()] == [2, 3]
     (folder.path / "sweep.toml").unlink()
@@ -242,11 +244,9 @@ def test_a_failed_run_is_shown_stops_no_other_and_is_tried_again(cli, grid, begu
     assert json.loads(failed.read_text()) == told
     assert {spec.canonical()["workers"] for spec in (SweepFolder(folder.path).specs())} == {4, 5, 6}
 
-    again = cli("sweep", path, *FLAGS, "--json")
-    assert (again.status, again.json["failed"], len(begun())) == (1, 1, 4)
     (tmp_path / "own" / "broken").unlink()
     healed = cli("sweep", path, *FLAGS, "--json")
-    assert (healed.status, healed.json["done"], len(begun())) == (0, 3, 5)
+    assert (healed.status, healed.json["done"], len(begun())) == (0, 3, 4)
     assert not failed.exists()
 
 
