@@ -532,7 +532,7 @@ def test_a_process_that_is_killed_fails_its_run_only(quick, pair):
     # One of these would take minutes: its process is ended, and the pool takes a new one for what comes next.
     quick = partial(quick, accountant="rdp")
     endless = quick(rounds=200_000, sigma=200.0)
-    playing = pair._share_out([endless, quick()])
+    playing = pair._play_in_processes([endless, quick()])
     index, outcome = next(playing)
     assert (index, outcome.status) == (1, "done")
     next(process for process in pair._processes.values()).kill()
