@@ -20,7 +20,8 @@ from noisegate import Compute, paper
 from noisegate.paper.outcomes import Record, from_csv, needed, to_csv
 from noisegate.runs import Spec, run_together
 from noisegate.runs.store import environment, write_whole
-from noisegate.sweeps.pool import SIDE_BY_SIDE, batches, broken, halved, left_of_part
+from noisegate.sweeps.outcome import broken
+from noisegate.sweeps.pool import SIDE_BY_SIDE, batches, halved, left_of_part
 
 HERE = Path(__file__).parent
 

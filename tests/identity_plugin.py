@@ -8,7 +8,7 @@ import torch
 from noisegate.aggregators import Robust
 from noisegate.aggregators.robust import judged
 from noisegate.attacks.honest import Forger, Honest
-from noisegate.views import AdversaryView, Memory, ServerView, Verdict
+from noisegate.views import AdversaryView, ServerView, State, Verdict
 
 HERE = pathlib.Path("somewhere")
 
@@ -37,5 +37,5 @@ class Aggregator(Robust):
     def most(self, workers: int) -> int:
         return (workers - 1) // 2
 
-    def __call__(self, view: ServerView, state: Memory) -> Verdict:
+    def __call__(self, view: ServerView, state: State) -> Verdict:
         return judged(view, view.uploads.mean(0), view.present, view.norms)

@@ -12,7 +12,7 @@ from noisegate import Compute, paper
 from noisegate.cli.progress import watched
 from noisegate.cli.reproduce import QUICK_SEEDS
 from noisegate.paper.outcomes import needed
-from noisegate.sweeps.cells import Cell, SweepFolder
+from noisegate.sweeps.folder import SweepCell, SweepFolder
 from noisegate.sweeps.sweep import sweep
 from test_resume import PATIENCE
 
@@ -44,7 +44,7 @@ def no_runs(monkeypatch):
 
         def __call__(self, specs, folder, *, watch, **how):
             print("an attack prints")
-            cells = [Cell(spec, "failed", None, "out of luck") for spec in specs]
+            cells = [SweepCell(spec, "failed", None, "out of luck") for spec in specs]
             for cell in cells:
                 if self.stop and cell is cells[-1]:
                     raise KeyboardInterrupt
@@ -64,14 +64,14 @@ def test_the_bar_counts_runs_and_work(tmp_path, quick, monkeypatch):
     drawn = io.StringIO()
     console = Console(file=drawn, force_terminal=True, color_system=None, width=120)
     with watched("sweep", console, folder, folder.cells(specs)) as watch:
-        with folder.claim(specs[1]) as claim:
+        with folder.lock(specs[1]) as claim:
             claim.tell(1, 2)
             end = time.monotonic() + PATIENCE
             while "━" * 7 not in drawn.getvalue() and time.monotonic() < end:  # 1.5 of 3 runs: half of 16 cells
                 time.sleep(0.05)
             assert "━" * 7 in drawn.getvalue()
             assert "━" * 10 not in drawn.getvalue()
-        watch(Cell(specs[2], "done", {"accuracy": 0.25}))
+        watch(SweepCell(specs[2], "done", {"accuracy": 0.25}))
     assert "1 of 3 runs" in drawn.getvalue()
     assert "2 of 3 runs" in drawn.getvalue()
 
@@ -80,13 +80,13 @@ def test_without_a_terminal_there_is_a_line_now_and_then(tmp_path, quick, monkey
     said, now = io.StringIO(), [100.0]
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     specs = [quick(seed=seed) for seed in (1, 2, 3)]
-    cells = [Cell(spec, "missing") for spec in specs]
+    cells = [SweepCell(spec, "missing") for spec in specs]
     with watched("sweep", Console(file=said, width=200), SweepFolder(tmp_path), cells) as watch:
         now[0] += 14.0
-        watch(Cell(specs[0], "done", {"accuracy": 0.75}))
+        watch(SweepCell(specs[0], "done", {"accuracy": 0.75}))
         now[0] += 2.0
-        watch(Cell(specs[1], "failed", None, "why"))
-        watch(Cell(specs[2], "done", {"accuracy": 0.25}))
+        watch(SweepCell(specs[1], "failed", None, "why"))
+        watch(SweepCell(specs[2], "done", {"accuracy": 0.25}))
     assert said.getvalue() == f"sweep: 2 of 3 runs; {specs[1].name()} failed\n", "15 s after the last"
 
 

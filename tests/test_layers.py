@@ -5,6 +5,8 @@ import os
 import re
 import subprocess
 import sys
+from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import numpy as np
@@ -15,45 +17,45 @@ import noisegate
 ROOT = Path(noisegate.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
-LAYERS = {
-    **dict.fromkeys(
-        (
-            "chacha",
-            "checks",
-            "compute",
-            "entropy",
-            "errors",
-            "kernels",
-            "capacity",
-            "streams",
-            "vectors",
-            "version",
-        ),
-        0,
-    ),
-    **dict.fromkeys(("views", "roles", "catalog", "sampling", "models", "data", "flips"), 1),
-    **dict.fromkeys(("workers", "attacks", "aggregators", "privacy"), 2),
-    "protocol": 3,
-    **dict.fromkeys(("simulate", "federation", "flower"), 4),
-    **dict.fromkeys(("runs", "sweeps", "paper", "redteam", "report", "audit"), 5),
-    "cli": 6,
-    "": 7,  # noisegate/__init__.py and __main__.py: they may import everything, and nobody may import them
-}
+FLOORS = (
+    ("capacity", "chacha", "checks", "compute", "entropy", "errors", "kernels", "streams", "vectors", "version"),
+    ("catalog", "data", "examples", "flips", "models", "roles", "sampling", "views"),
+    ("aggregators", "attacks", "privacy", "workers"),
+    ("protocol",),
+    ("federation", "flower", "simulate"),
+    ("audit", "paper", "redteam", "report", "runs", "sweeps"),
+    ("cli",),
+    ("",),  # noisegate/__init__.py and __main__.py: they may import everything, and nobody may import them
+)
+LAYERS = {part: layer for layer, parts in enumerate(FLOORS) for part in parts}
+
 SAME_LAYER = {
-    ("checks", "errors"),
-    ("compute", "checks"),
-    ("compute", "errors"),
-    ("entropy", "chacha"),
-    ("entropy", "kernels"),
-    ("streams", "errors"),
-    ("vectors", "errors"),
-    ("vectors", "kernels"),
+    "checks": {"errors"},
+    "compute": {"checks", "errors"},
+    "entropy": {"chacha", "kernels"},
+    "streams": {"errors"},
+    "vectors": {"errors", "kernels"},
+    "roles": {"views"},
+    "examples": {"sampling"},
+    "audit": {"runs"},
+    "sweeps": {"runs"},
+    "paper": {"runs", "sweeps"},
+    "redteam": {"runs", "sweeps"},
+    "report": {"paper", "redteam", "runs", "sweeps"},
 }
-"""The arrows between two parts of one layer: all in layer 0, and without a cycle. There are no others."""
+"""What a part may import of its own layer. Parts that are not named here import nothing of it."""
+
+MOST_LINES, MOST_FUNCTION, MOST_PARAMETERS = 300, 60, 8
+"""The longest file and the longest function of src in lines, and the longest signature outside of Triton kernels."""
 
 CORE = ("simulate", "workers", "attacks", "aggregators", "views", "sampling", "vectors", "streams", "checks", "errors")
 CORE_MAY_IMPORT = set(sys.stdlib_module_names) | {"torch", "numpy", "scipy", "noisegate"}
 OPTIONAL = ("dp_accounting", "typer", "rich", "sklearn", "pooch", "plotly")
+
+
+def place(path: Path) -> str:
+    """The path within the package, for messages."""
+    return str(path.relative_to(ROOT))
 
 
 def part_of(path: Path) -> str:
@@ -88,54 +90,48 @@ def arrows(text: str, own: str):
 
 def points_down(arrow: tuple[str, str]) -> bool:
     own, other = arrow
-    return LAYERS[other] < LAYERS[own] or arrow in SAME_LAYER
+    return LAYERS[other] < LAYERS[own] or other in SAME_LAYER.get(own, ())
 
 
 def test_every_part_has_a_layer():
     assert {part_of(path) for path in FILES} <= set(LAYERS)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_point_down(path):
-    wrong = [arrow for arrow in arrows(path.read_text(), part_of(path)) if not points_down(arrow)]
-    assert not wrong
+def test_imports_point_down():
+    found = {(place(path), *arrow) for path in FILES for arrow in arrows(path.read_text(), part_of(path))}
+    wrong = [f"{path}: {own} -> {other}" for path, own, other in found if not points_down((own, other))]
+    assert not wrong, "\n".join(wrong)
 
 
-def test_the_arrows_within_a_layer_are_the_stated_ones_and_have_no_cycle():
-    found = {
-        a for path in FILES for a in arrows(path.read_text(), part_of(path)) if a[0] and LAYERS[a[0]] == LAYERS[a[1]]
-    }
-    assert found == SAME_LAYER
-    assert all(LAYERS[own] == LAYERS[other] == 0 for own, other in SAME_LAYER)
-    left = set(SAME_LAYER)
-    while left:
-        leaves = {other for _, other in left} - {own for own, _ in left}
-        assert leaves, f"cycle in {left}"
-        left = {(own, other) for own, other in left if other not in leaves}
+def test_the_arrows_within_a_layer_have_no_cycle():
+    assert all(LAYERS[own] == LAYERS[other] for own, others in SAME_LAYER.items() for other in others)
+    tuple(TopologicalSorter(SAME_LAYER).static_order())  # raises if there is one
 
 
-@pytest.mark.parametrize(
-    ("text", "own", "good"),
-    [
+def test_the_check_of_arrows_can_fail():
+    for text, own, good in (
         ("from noisegate.workers import Normalized", "aggregators", False),  # siblings
-        ("def f():\n    from noisegate import lab", "simulate", False),  # up, inside a function
+        ("def f():\n    from noisegate import runs", "simulate", False),  # up, inside a function
         ("import noisegate.simulate", "flower", False),
         ("from noisegate import run", "cli", False),  # the package's own __init__
-        ("import noisegate", "lab", False),
+        ("import noisegate", "runs", False),
         ("from noisegate import views", "workers", True),
         ("from noisegate.workers import layers", "workers", True),
         ("from noisegate import checks", "errors", False),
-    ],
-)
-def test_the_check_of_arrows_can_fail(text, own, good):
-    assert all(points_down(arrow) for arrow in arrows(text, own)) is good
+        ("from noisegate.sweeps import pool", "runs", False),  # within a layer, the wrong way
+        ("from noisegate.sweeps import pool", "redteam", True),
+    ):
+        assert all(points_down(arrow) for arrow in arrows(text, own)) is good, text
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if part_of(p) in CORE], ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_core_needs_torch_numpy_and_scipy_only(path):
-    tree = ast.parse(path.read_text())
-    tops = {name.partition(".")[0] for node in tree.body for name in imported(node) if not _is_definition(node)}
-    assert tops <= CORE_MAY_IMPORT
+def test_the_core_needs_torch_numpy_and_scipy_only():
+    wrong = {}
+    for path in FILES:
+        if part_of(path) in CORE:
+            top = [node for node in ast.parse(path.read_text()).body if not _is_definition(node)]
+            found = {name.partition(".")[0] for node in top for name in imported(node)} - CORE_MAY_IMPORT
+            wrong |= {place(path): found} if found else {}
+    assert not wrong
 
 
 def _is_definition(node: ast.AST) -> bool:
@@ -199,14 +195,13 @@ def faults(text: str) -> list[str]:
     return found + [f"import {name}" for name in imported(ast.parse(text)) if name.partition(".")[0] == "random"]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_assert_no_bare_except_no_global_generator(path):
-    assert not faults(path.read_text())
+def test_no_assert_no_bare_except_no_global_generator():
+    found = [f"{place(path)}: {wrong}" for path in FILES for wrong in faults(path.read_text())]
+    assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
+def test_the_check_of_house_rules_can_fail():
+    for text in (
         "assert x",
         "try:\n    f()\nexcept:\n    pass",
         "torch.manual_seed(1)",
@@ -216,10 +211,46 @@ def test_no_assert_no_bare_except_no_global_generator(path):
         "np.random.normal(3)",
         "import random",
         "from random import shuffle",
-    ],
-)
-def test_the_check_of_house_rules_can_fail(text):
-    assert faults(text)
+    ):
+        assert faults(text), text
+
+
+def oversized(text: str) -> list[str]:
+    """What is longer than the house rules allow: the file, its functions, their signatures."""
+    lines = len(text.splitlines())
+    found = [f"{lines} lines"] if lines > MOST_LINES else []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            if (long := node.end_lineno - node.lineno + 1) > MOST_FUNCTION:
+                found.append(f"{node.name}: {long} lines")
+            given = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            count = sum(one.arg not in ("self", "cls") for one in given)
+            kernel = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+            if count > MOST_PARAMETERS and not kernel:
+                found.append(f"{node.name}: {count} parameters")
+    return found
+
+
+def test_no_file_no_function_and_no_signature_is_too_long():
+    found = [f"{place(path)}: {wrong}" for path in FILES for wrong in oversized(path.read_text())]
+    assert not found, "\n".join(found)
+
+
+def test_the_check_of_lengths_can_fail():
+    many = ", ".join(f"a{i}" for i in range(9))
+    for text in ("x = 1\n" * 301, "def f():\n" + "    x = 1\n" * 60, f"def f({many}): ...", f"def f(*, {many}): ..."):
+        assert oversized(text), text[:40]
+    assert not oversized(f"@triton.jit\ndef f({many}): ...")
+
+
+def test_no_class_name_is_used_twice():
+    homes = defaultdict(list)
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                homes[node.name].append(place(path))
+    twice = [f"{name}: {', '.join(places)}" for name, places in homes.items() if len(places) > 1]
+    assert not twice, "\n".join(twice)
 
 
 def test_what_noisegate_exports_is_what_it_says():

@@ -11,8 +11,8 @@ import pytest
 
 from conftest import saved_rounds
 from noisegate import Compute, SpecError, run
-from noisegate.redteam.search import Outcome
-from noisegate.sweeps.cells import SweepFolder
+from noisegate.sweeps.folder import SweepFolder
+from noisegate.sweeps.outcome import Outcome
 from noisegate.sweeps.ray_pool import RayPool
 from noisegate.sweeps.sweep import sweep
 from test_resume import PATIENCE, contents
@@ -141,7 +141,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch):
     monkeypatch.setattr(found, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     pool = RayPool(CPU)
-    assert "as the cluster has capacity for" in pool.pace
+    assert "as the cluster has room for" in pool.pace
     with pytest.raises(SpecError, match=r"RAY_ADDRESS = '127\.0\.0\.1:1': no Ray there"), pool:
         pass
 

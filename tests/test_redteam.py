@@ -33,7 +33,6 @@ from noisegate.redteam.search import (
     OWN_CLOCK,
     SETTINGS,
     SHARES,
-    Outcome,
     Trial,
     _moved,
     _with,
@@ -44,6 +43,7 @@ from noisegate.redteam.trials import LOCK, TrialFolder
 from noisegate.runs import locks as locks_module
 from noisegate.runs import read_spec, reference
 from noisegate.sweeps import pool as pool_module
+from noisegate.sweeps.outcome import Outcome
 from noisegate.sweeps.pool import Pool, batches, left_of_part, side_by_side
 from noisegate.version import __version__
 
@@ -532,10 +532,10 @@ def test_a_process_that_is_killed_fails_its_run_only(quick, pair):
     # One of these would take minutes: its process is ended, and the pool takes a new one for what comes next.
     quick = partial(quick, accountant="rdp")
     endless = quick(rounds=200_000, sigma=200.0)
-    playing = pair._share_out([endless, quick()])
+    playing = pair._play_in_processes([endless, quick()])
     index, outcome = next(playing)
     assert (index, outcome.status) == (1, "done")
-    next(process for process in pair._hands.values()).kill()
+    next(process for process in pair._processes.values()).kill()
     index, outcome = next(playing)
     assert (index, outcome.status) == (0, "failed")
     assert "ended from outside" in outcome.message

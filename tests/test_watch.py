@@ -119,7 +119,7 @@ def test_a_sweep(cli, tmp_path):
     lines = SPEC.to_toml().replace("seed = 1\n", "").replace("rounds = 6", "rounds = 2")
     (tmp_path / "sweep" / "sweep.toml").write_text(lines + "[sweep]\nseed = [1, 2, 3]\n")
     folder = SweepFolder(tmp_path / "sweep")
-    with folder.claim(specs[1]) as claim:
+    with folder.lock(specs[1]) as claim:
         claim.tell(1, 2)
         said = cli("watch", tmp_path / "sweep", "--once").out
     assert "1 of 3 runs ended: 1 done, 1 running, 1 missing" in said

@@ -11,7 +11,8 @@ from noisegate.cli.progress import runs
 from noisegate.cli.terminal import Console
 from noisegate.redteam import Findings
 from noisegate.redteam.plot import WITHOUT, describe, part
-from noisegate.redteam.search import BEHAVED, Outcome, Trial
+from noisegate.redteam.search import BEHAVED, Trial
+from noisegate.sweeps.outcome import Outcome
 
 MOST_MESSAGE = 300
 

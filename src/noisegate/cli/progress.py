@@ -15,7 +15,7 @@ from noisegate.cli.run import SILENCE
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.runs import Spec, estimate
-from noisegate.sweeps.sweep import Cell, Engine, SweepFolder, hire, sweep
+from noisegate.sweeps.sweep import Engine, SweepCell, SweepFolder, make_pool, sweep
 
 LOOK = 2.0
 """Seconds between two looks at how far the runs are."""
@@ -34,14 +34,16 @@ def play(
     jobs: int | None,
     quiet: bool,
     time_limit: float | None = None,
-) -> list[Cell]:
+) -> list[SweepCell]:
     """Run what is not done yet, and tell how far it is. Where it is interrupted, say what is kept, and exit with 130.
 
     title: the command, which each line begins with. quiet: say nothing but that it was interrupted.
     time_limit: seconds of a run.
     """
     console, cells = Console(stderr=True, quiet=quiet), folder.cells(specs)
-    told = f"{title}: {there(cells)}, {hire(engine, folder, compute, jobs, time_limit).pace}, kept in {folder.path}"
+    told = (
+        f"{title}: {there(cells)}, {make_pool(engine, folder, compute, jobs, time_limit).pace}, kept in {folder.path}"
+    )
     console.print(told, soft_wrap=True, highlight=False)
     try:
         # Ray, and an attack or an aggregator of anyone's, may print; what belongs to standard output comes later.
@@ -56,8 +58,8 @@ def play(
 
 @contextmanager
 def watched(
-    title: str, console: Console, folder: SweepFolder, cells: Sequence[Cell]
-) -> Iterator[Callable[[Cell], None]]:
+    title: str, console: Console, folder: SweepFolder, cells: Sequence[SweepCell]
+) -> Iterator[Callable[[SweepCell], None]]:
     """What is to be called with each run that ends. The bar counts work, also of runs on their way."""
     bar = Progress(
         TextColumn(title),
@@ -82,7 +84,7 @@ def watched(
 
     task = bar.add_task(title, total=total, completed=done(), count=count(), status="starting")  # type: ignore[arg-type]
 
-    def watch(cell: Cell) -> None:
+    def watch(cell: SweepCell) -> None:
         nonlocal spoke
         ended.add(cell.spec.name())
         status = f"{plain(cell.spec.name())} " + (f"{cell.result['accuracy']:.3f}" if cell.result else cell.status)
@@ -108,7 +110,7 @@ def watched(
             looking.join()
 
 
-def there(cells: Sequence[Cell]) -> str:
+def there(cells: Sequence[SweepCell]) -> str:
     """How many runs there are, and how many of them are done."""
     done = sum(cell.status == "done" for cell in cells)
     return runs(len(cells)) + (f", {done} of them done already" if done else "")

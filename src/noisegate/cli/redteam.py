@@ -25,10 +25,11 @@ from noisegate.compute import Compute
 from noisegate.errors import SpecError
 from noisegate.redteam import Findings, red_team
 from noisegate.redteam.plot import describe, plot
-from noisegate.redteam.search import BEHAVED, BUDGET, SHARES, Outcome, Stage, Trial, behaved, check_search
+from noisegate.redteam.search import BEHAVED, BUDGET, SHARES, Stage, Trial, behaved, check_search
 from noisegate.redteam.trials import TrialFolder
 from noisegate.runs import Spec, costs
 from noisegate.runs.setup import Setup, prepare
+from noisegate.sweeps.outcome import Outcome
 from noisegate.sweeps.pool import Pool
 from noisegate.version import __version__
 
@@ -226,7 +227,7 @@ def _write(found: Findings, folder: TrialFolder, pool: Pool) -> dict[str, Path]:
     return files
 
 
-def _bills(found: Findings, terms: Mapping[int, costs.Training]) -> list[costs.Bill]:
+def _bills(found: Findings, terms: Mapping[int, costs.PricedRun]) -> list[costs.Bill]:
     """What the search cost. Every run trains on the same data with the same noise; those that failed count too.
 
     terms: by seed, those of a run in which all behave. Only there do several workers that behave hold one example.
@@ -237,7 +238,7 @@ def _bills(found: Findings, terms: Mapping[int, costs.Training]) -> list[costs.B
         trials += [by.reference, by.behaved]
     distinct = {trial.spec.name(): trial for trial in trials if trial.outcome.status != "skipped"}
 
-    def training(spec: Spec, attack: str) -> costs.Training:
+    def training(spec: Spec, attack: str) -> costs.PricedRun:
         own = terms.get(spec.seed, terms[found.spec.seed])
         return own if attack == BEHAVED and spec.byzantine > 0 else costs.without_copies(own)
 

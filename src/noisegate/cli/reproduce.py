@@ -25,7 +25,8 @@ from noisegate.runs import costs, estimate
 from noisegate.runs.files import read_json
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import write_whole
-from noisegate.sweeps.sweep import Cell, Engine, SweepFolder, hire
+from noisegate.sweeps.bills import bills_of
+from noisegate.sweeps.sweep import Engine, SweepCell, SweepFolder, make_pool
 
 QUICK_SEEDS = (1, 2, 3, 4)  # of the subset on digits, whose 360 test examples make single runs noisy
 PARTITION = "partition"
@@ -83,7 +84,7 @@ def reproduce_command(
     records = (
         _read(source) if source is not None else {cell.spec.name(): record(SweepFolder(out), cell) for cell in cells}
     )
-    cost = costs.bills_of(cells)
+    cost = bills_of(cells)
     found = {one.name: outcomes(one, records) for one in chosen}
     verdicts = claims(found) if any(one.name in CLAIMED for one in chosen) else []
     if source is None:
@@ -170,9 +171,9 @@ def _run(
     jobs: int | None,
     quiet: bool,
     time_limit: float | None,
-) -> list[Cell]:
+) -> list[SweepCell]:
     folder, kind = SweepFolder(out), _engine(engine)
-    hire(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
+    make_pool(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
     folder.check(specs)
     folder.keep_list(specs)
     return play("reproduce", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=quiet, time_limit=time_limit)
@@ -186,7 +187,7 @@ def _engine(engine: str) -> Engine:
     raise SpecError(f"engine = {engine!r}: must be local or ray")
 
 
-def record(folder: SweepFolder, cell: Cell) -> Record:
+def record(folder: SweepFolder, cell: SweepCell) -> Record:
     """A run of the store."""
     name = cell.spec.name()
     if cell.result is None:

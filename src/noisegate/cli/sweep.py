@@ -15,7 +15,8 @@ from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.redteam.plot import part
 from noisegate.runs import Spec, costs
-from noisegate.sweeps.sweep import Cell, Engine, Grid, SweepFolder, hire, read_grid
+from noisegate.sweeps.bills import bills_of
+from noisegate.sweeps.sweep import Engine, SweepCell, SweepFolder, SweepGrid, make_pool, read_grid
 
 MOST_MESSAGE = 300
 
@@ -43,8 +44,8 @@ def sweep_command(
     specs = grid.specs()
     compute = Compute(device=device, threads=threads, memory=memory)
     folder = SweepFolder(out or Path("runs") / f"sweep-{spec_file.stem}")
-    kind: Engine = engine  # type: ignore[assignment]  # which `hire` checks
-    hire(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
+    kind: Engine = engine  # type: ignore[assignment]  # which `make_pool` checks
+    make_pool(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
     folder.check(specs)
     if dry_run:
         cells = folder.cells(specs)
@@ -53,7 +54,7 @@ def sweep_command(
         cells = play(
             "sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json, time_limit=time_limit
         )
-    cost = costs.bills_of(cells) if not dry_run else []
+    cost = bills_of(cells) if not dry_run else []
     if as_json:
         print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))
     else:
@@ -67,22 +68,22 @@ def _settings(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
     return {key: canonical.get(key) for key in keys}
 
 
-def _rows(grid: Grid, cells: Sequence[Cell]) -> list[tuple[dict[str, Any], list[Cell]]]:
+def _rows(grid: SweepGrid, cells: Sequence[SweepCell]) -> list[tuple[dict[str, Any], list[SweepCell]]]:
     """What varied beside the seed, and the runs that have it in common."""
     keys = [key for key in grid.varied() if key != "seed"]
-    rows: dict[str, tuple[dict[str, Any], list[Cell]]] = {}
+    rows: dict[str, tuple[dict[str, Any], list[SweepCell]]] = {}
     for cell in cells:
         settings = _settings(cell.spec, keys)
         rows.setdefault(json.dumps(settings), (settings, []))[1].append(cell)
     return list(rows.values())
 
 
-def _spread(cells: Sequence[Cell]) -> dict[str, float]:
+def _spread(cells: Sequence[SweepCell]) -> dict[str, float]:
     known = [cell.result["accuracy"] for cell in cells if cell.result]
     return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else {}
 
 
-def _as_json(grid: Grid, cells: Sequence[Cell], folder: SweepFolder) -> dict[str, Any]:
+def _as_json(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder) -> dict[str, Any]:
     return {
         "out": str(folder.path),
         "runs": len(cells),
@@ -105,7 +106,7 @@ def _as_json(grid: Grid, cells: Sequence[Cell], folder: SweepFolder) -> dict[str
     }
 
 
-def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, cost: Sequence[costs.Bill] | None) -> None:
+def _show(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder, cost: Sequence[costs.Bill] | None) -> None:
     """A line for each combination, and what did not come off. cost: of all of it; None if nothing was run."""
     console, rows = Console(highlight=False), _rows(grid, cells)
     seeds = "seed" in grid.varied()
@@ -137,5 +138,5 @@ def _show(grid: Grid, cells: Sequence[Cell], folder: SweepFolder, cost: Sequence
     console.print(f"kept in {folder.path}", style="dim", soft_wrap=True)
 
 
-def _count(cells: Sequence[Cell], status: str) -> int:
+def _count(cells: Sequence[SweepCell], status: str) -> int:
     return sum(cell.status == status for cell in cells)

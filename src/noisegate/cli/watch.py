@@ -21,9 +21,9 @@ from noisegate.errors import NoisegateError, StoreError
 from noisegate.report.folders import RunRecord, kind_of, number, read_run
 from noisegate.report.sweeps import STATUSES, flatten, show
 from noisegate.runs.checkpoints import read_standing
-from noisegate.runs.plain import AnySpec
 from noisegate.runs.store import CHECKPOINT
-from noisegate.sweeps.sweep import Cell, SweepFolder
+from noisegate.runs.unbuilt import AnySpec
+from noisegate.sweeps.sweep import SweepCell, SweepFolder
 
 SILENCE = 60.0
 """Seconds without a word after which a job may have been interrupted."""
@@ -138,7 +138,7 @@ class _Sweep:
             raise StoreError(f"{folder}: what is to be run cannot be read ({plain(error)})") from None
         if not self.specs:
             raise StoreError(f"{folder}: holds no run yet")
-        self.ended: dict[str, Cell] = {}
+        self.ended: dict[str, SweepCell] = {}
         flat = [flatten(spec) for spec in self.specs]
         keys = dict.fromkeys(key for settings in flat for key in settings)
         self.keys = [key for key in keys if len({repr(settings.get(key)) for settings in flat}) > 1]
@@ -179,11 +179,11 @@ class _Sweep:
             pieces.append(Text(told, style="yellow"))
         return Group(*pieces)
 
-    def _stopped(self, cell: Cell) -> bool:
+    def _stopped(self, cell: SweepCell) -> bool:
         """Whether it was interrupted."""
         return cell.status == "missing" and (self.folder.run_path(cell.spec) / CHECKPOINT).exists()
 
-    def _cell(self, spec: AnySpec) -> Cell:
+    def _cell(self, spec: AnySpec) -> SweepCell:
         """How a run stands; what is done stays done."""
         name = spec.name()
         if name not in self.ended:
@@ -193,7 +193,7 @@ class _Sweep:
             self.ended[name] = cell
         return self.ended[name]
 
-    def _left(self, cells: Sequence[Cell], ended: int) -> str:
+    def _left(self, cells: Sequence[SweepCell], ended: int) -> str:
         """The time left, from what ended since the watch began; nothing if it is over and runs are not."""
         since = ended - self.done_then
         if since <= 0 or self.over:
@@ -202,7 +202,7 @@ class _Sweep:
         left = whole - (time.monotonic() - self.last_end)
         return f", about {span(left)} left" if left > 0 else ""
 
-    def _row(self, cell: Cell, console: Console) -> list[Text]:
+    def _row(self, cell: SweepCell, console: Console) -> list[Text]:
         flat = flatten(cell.spec)
         accuracies: list[float] = []
         rounds = plain(cell.message) if cell.status == "running" else ""

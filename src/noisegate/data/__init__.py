@@ -4,14 +4,14 @@ from noisegate.data.dataset import Dataset, hold_out
 from noisegate.data.files import fetch, locate, verify
 from noisegate.data.loading import load, own_path
 from noisegate.data.partition import dirichlet, iid, non_iid
-from noisegate.data.source import File, Source
+from noisegate.data.source import DatasetSource, File
 from noisegate.data.sources import SOURCES
 
 __all__ = [
     "SOURCES",
     "Dataset",
+    "DatasetSource",
     "File",
-    "Source",
     "dirichlet",
     "fetch",
     "hold_out",

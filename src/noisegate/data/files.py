@@ -6,20 +6,20 @@ from pathlib import Path
 
 from noisegate import checks
 from noisegate.data.contents import checked
-from noisegate.data.source import Source
+from noisegate.data.source import DatasetSource
 from noisegate.data.sources import SOURCES
 from noisegate.errors import DataError
 
 VARIABLE = "NOISEGATE_DATA"
 
 
-def folders(source: Source) -> list[Path]:
+def folders(source: DatasetSource) -> list[Path]:
     """The folders that may hold the files of `source`, in the order they are tried."""
     own = [root / source.name for root in _roots()]
     return own + [Path(folder) for folder in source.folders]
 
 
-def locate(source: Source) -> dict[str, Path]:
+def locate(source: DatasetSource) -> dict[str, Path]:
     """The files of `source`, by name, from the first folder that holds a complete set of them.
 
     Only names are looked at; `verify` and reading look inside. A damaged file is therefore reported, never
@@ -92,13 +92,13 @@ def _roots() -> list[Path]:
         return [Path(given)]
 
 
-def _remedy(source: Source) -> str:
+def _remedy(source: DatasetSource) -> str:
     if source.by_hand:
         return f"it cannot be fetched: {source.by_hand}"
     return f"run `noisegate data fetch {source.name}`"
 
 
-def _incomplete(source: Source) -> list[tuple[str, str]]:
+def _incomplete(source: DatasetSource) -> list[tuple[str, str]]:
     """Statuses where no folder is complete: of the last layout, which is the one that can be fetched."""
     layout = source.layouts[-1] if source.layouts else tuple(source.files)
     statuses = []
@@ -108,7 +108,7 @@ def _incomplete(source: Source) -> list[tuple[str, str]]:
     return statuses
 
 
-def _status(source: Source, file: str, path: Path) -> str:
+def _status(source: DatasetSource, file: str, path: Path) -> str:
     try:
         checked(path, source.files[file])
     except DataError as error:
@@ -116,7 +116,7 @@ def _status(source: Source, file: str, path: Path) -> str:
     return "ok"
 
 
-def _download(url: str, file: str, source: Source, target: Path, progress: bool) -> Path:
+def _download(url: str, file: str, source: DatasetSource, target: Path, progress: bool) -> Path:
     import pooch
 
     if progress:

@@ -1,4 +1,4 @@
-"""What noisegate knows about a data set before any of its files is read."""
+"""What noisegate knows about a data set before its files are read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,8 +23,8 @@ class File:
 
 
 @dataclass(frozen=True)
-class Source:
-    """A data set by name: how to read it, and the settings a run takes for it unless told otherwise.
+class DatasetSource:
+    """A data set of the catalog: how to read it, and the default settings of a run on it.
 
     model, workers, epochs: defaults of a run: name in MODELS, honest workers, passes over the data.
     batch, rate: likewise; None for those of any data set.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from noisegate.data import readers, usps
 from noisegate.data.readers import TEST_IMAGES, TEST_LABELS, TRAIN_IMAGES, TRAIN_LABELS
-from noisegate.data.source import File, Source
+from noisegate.data.source import DatasetSource, File
 
 
 def _at(home: str, sums: Mapping[str, tuple[str, str]]) -> dict[str, File]:
@@ -12,7 +12,7 @@ def _at(home: str, sums: Mapping[str, tuple[str, str]]) -> dict[str, File]:
     return {name: File(whole, content, home + name) for name, (whole, content) in sums.items()}
 
 
-DIGITS = Source(
+DIGITS = DatasetSource(
     name="digits",
     model="mlp",
     workers=10,
@@ -24,7 +24,7 @@ DIGITS = Source(
     rate=0.75,
 )
 
-MNIST = Source(
+MNIST = DatasetSource(
     name="mnist",
     model="cnn",
     workers=20,
@@ -55,7 +55,7 @@ MNIST = Source(
     ),
 )
 
-FASHION = Source(
+FASHION = DatasetSource(
     name="fashion",
     model="mlp",
     workers=20,
@@ -87,7 +87,7 @@ FASHION = Source(
     folders=("/usr/share/datasets/fashion-mnist",),  # Debian's package dataset-fashion-mnist
 )
 
-USPS = Source(
+USPS = DatasetSource(
     name="usps",
     model="mlp",
     workers=10,
@@ -114,7 +114,7 @@ USPS = Source(
     layouts=((usps.ARCHIVE,), (usps.ESL_TRAIN, usps.ESL_TEST)),
 )
 
-COLORECTAL = Source(
+COLORECTAL = DatasetSource(
     name="colorectal",
     model="residual",
     workers=10,
@@ -136,7 +136,7 @@ COLORECTAL = Source(
     ),
 )
 
-KMNIST = Source(
+KMNIST = DatasetSource(
     name="kmnist",
     model="cnn",
     workers=10,
@@ -159,4 +159,6 @@ KMNIST = Source(
     ),
 )
 
-SOURCES: dict[str, Source] = {source.name: source for source in (DIGITS, MNIST, FASHION, USPS, COLORECTAL, KMNIST)}
+SOURCES: dict[str, DatasetSource] = {
+    source.name: source for source in (DIGITS, MNIST, FASHION, USPS, COLORECTAL, KMNIST)
+}

@@ -10,8 +10,8 @@ from noisegate.sampling import accounting
 
 
 @dataclass(frozen=True)
-class Rounds:
-    """So many rounds at a rate. signs: how many are flipped in each; 0 for Gaussian noise of deviation `sigma`."""
+class EqualRounds:
+    """Some rounds with the same sampling rate and noise. signs: how many are flipped in each; 0 for Gaussian noise."""
 
     rate: float
     sigma: float
@@ -19,13 +19,13 @@ class Rounds:
     count: int
 
 
-def epsilon_of(parts: tuple[Rounds, ...], interval: float, delta: float) -> float:
+def epsilon_of(parts: tuple[EqualRounds, ...], interval: float, delta: float) -> float:
     """Of all these rounds together, on a grid of losses of this width; inf where none is found."""
     # With few signs the grid, made for a Gaussian, may be coarse.
     return min(float(composed(parts, interval).get_epsilon_for_delta(delta)), most_of(parts))
 
 
-def most_of(parts: tuple[Rounds, ...]) -> float:
+def most_of(parts: tuple[EqualRounds, ...]) -> float:
     """What no delta exceeds: no round loses more than when all signs turn. inf where there is Gaussian noise."""
     if not all(part.signs for part in parts):
         return math.inf
@@ -33,7 +33,7 @@ def most_of(parts: tuple[Rounds, ...]) -> float:
 
 
 @lru_cache(maxsize=2)
-def composed(parts: tuple[Rounds, ...], interval: float) -> Any:
+def composed(parts: tuple[EqualRounds, ...], interval: float) -> Any:
     """dp-accounting's distribution of the loss over all these rounds."""
     accounting()  # says what to do where it is missing
     from dp_accounting.pld import privacy_loss_distribution as pld
@@ -50,7 +50,7 @@ def composed(parts: tuple[Rounds, ...], interval: float) -> Any:
     return total
 
 
-def spread(part: Rounds) -> float:
+def spread(part: EqualRounds) -> float:
     """About how far the losses of one round lie apart: what a grid has to tell."""
     most = largest_loss(part.sigma, part.signs, part.rate) if part.signs else math.inf
     return min(deviation(part.rate, part.sigma), most)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from noisegate.checks import count, one_of, positive, refuse
 from noisegate.errors import PrivacyError
-from noisegate.privacy.losses import Rounds, epsilon_of
+from noisegate.privacy.losses import EqualRounds, epsilon_of
 from noisegate.sampling import Sampling, accounting
 
 ACCOUNTANTS = ("pld", "rdp")
@@ -155,10 +155,10 @@ def on_grid(ask: Ask, sigma: float, coarse: float = 1.0) -> tuple[float, float]:
     return spent, interval
 
 
-def rounds_of(ask: Ask, sigma: float) -> Rounds:
+def rounds_of(ask: Ask, sigma: float) -> EqualRounds:
     """The rounds of `ask`, as their own DP event states them."""
     event = ask.sampling.event(ask.examples, sigma)
-    return Rounds(event.sampling_probability, event.event.noise_multiplier, ask.signs, ask.rounds)
+    return EqualRounds(event.sampling_probability, event.event.noise_multiplier, ask.signs, ask.rounds)
 
 
 def _spread(rate: float, sigma: float) -> float:

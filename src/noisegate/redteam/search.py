@@ -13,6 +13,7 @@ from noisegate.catalog import find
 from noisegate.errors import NoisegateError, SpecError
 from noisegate.runs.launch import reference
 from noisegate.runs.spec import Spec
+from noisegate.sweeps.outcome import Outcome
 
 BUDGET = 72
 """Runs of a search: enough to screen the catalog twice, early and late, and to narrow down a third of that."""
@@ -83,19 +84,7 @@ BEHAVED = "none"
 SURE = 0.95
 """How sure it has to be that what an attack cost is not noise."""
 
-Status = Literal["done", "skipped", "failed"]
 Stage = Literal["reference", "screen", "settings", "shares", "seeds"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a run. skipped: what was asked for does not exist, and `message` says why. failed: it broke."""
-
-    status: Status
-    accuracy: float | None = None
-    byzantine_selected: float | None = None
-    honest_rejected: float | None = None
-    message: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from noisegate.errors import NoisegateError, SpecError, StoreError
 from noisegate.redteam.plot import part
 from noisegate.runs.files import MOST_TEXT, number, parse, read_json, read_whole
 from noisegate.runs.launch import reference, undefended
-from noisegate.runs.plain import AnySpec, PlainSpec, plain_spec, read_plain
 from noisegate.runs.result import stored
 from noisegate.runs.spec import PARTS, read_settings
 from noisegate.runs.store import LINES, RESULT, VERDICTS, RunFolder
+from noisegate.runs.unbuilt import AnySpec, UnbuiltSpec, read_unbuilt, unbuilt_spec
 from noisegate.runs.verdicts import Verdicts, read_verdicts
 from noisegate.runs.wellformed import finite, whole_line
 
@@ -116,7 +116,7 @@ def _spec(path: Path, problems: list[str]) -> tuple[AnySpec | None, dict[str, An
     except OSError as error:
         raise StoreError(f"{plain(path / 'spec.toml')}: cannot be read ({error.strerror})") from None
     try:
-        spec = plain_spec(settings, "spec.toml")
+        spec = unbuilt_spec(settings, "spec.toml")
     except SpecError as error:
         problems.append(f"The spec cannot be built here ({plain(error)}); it is shown as it is written.")
         nameless = {key: "?" for key in PARTS if isinstance(value := settings.get(key), dict) and "name" not in value}
@@ -215,16 +215,16 @@ def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
 def beside(spec: AnySpec, word: str) -> AnySpec:
     """The spec of the same training without attackers, or without a defense; nothing is imported for it."""
     change = reference if word == "reference" else undefended
-    if not isinstance(spec, PlainSpec):
+    if not isinstance(spec, UnbuiltSpec):
         return change(spec)
     known = change(spec.standin)
     replaced = {"aggregator"} if word == "undefended" else {"aggregator", "attack"}
     left = {name: entry for name, entry in spec.plugins.items() if name not in replaced}
-    return PlainSpec(known, left) if left else known
+    return UnbuiltSpec(known, left) if left else known
 
 
 def _same(path: Path, wanted: AnySpec) -> bool:
     try:
-        return read_plain(path / "spec.toml").canonical() == wanted.canonical()
+        return read_unbuilt(path / "spec.toml").canonical() == wanted.canonical()
     except SpecError:
         return False

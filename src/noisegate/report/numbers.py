@@ -10,8 +10,8 @@ import numpy as np
 from noisegate.errors import NoisegateError
 from noisegate.privacy import epsilon
 from noisegate.report.folders import RunRecord, Verdicts
-from noisegate.runs.plain import PlainSpec
 from noisegate.runs.promise import STATED
+from noisegate.runs.unbuilt import UnbuiltSpec
 from noisegate.sampling import SAMPLINGS
 from noisegate.views import Reason
 
@@ -133,7 +133,7 @@ def privacy_spent(record: RunRecord) -> Spent:
         )
     if spec is None:
         return Spent([], [], f"Epsilon {end:.4g} at the end; the spec cannot be built here, so not over the rounds.")
-    if isinstance(spec, PlainSpec):
+    if isinstance(spec, UnbuiltSpec):
         if "worker" in spec.plugins:  # whose mechanism only its own code can tell, and this command runs none
             return Spent([], [], f"Epsilon {end:.4g} at the end; its worker is a plugin's, so not over the rounds.")
         spec = spec.standin

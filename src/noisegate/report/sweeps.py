@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from noisegate.errors import NoisegateError, StoreError
 from noisegate.redteam.plot import part
 from noisegate.report.folders import beside, number, read_run
-from noisegate.runs.plain import AnySpec
 from noisegate.runs.spec import PARTS
+from noisegate.runs.unbuilt import AnySpec
 
 if TYPE_CHECKING:
-    from noisegate.sweeps.sweep import Cell
+    from noisegate.sweeps.sweep import SweepCell
 
 MOST_LINES, MOST_CHARTS = 6, 12
 STATUSES = ("done", "running", "failed", "skipped", "missing")
@@ -22,7 +22,7 @@ class Group:
     """Runs that differ in their seed only. settings: what varies between groups."""
 
     settings: dict[str, Any]
-    cells: "list[Cell]"
+    cells: "list[SweepCell]"
     accuracies: list[float]
     references: list[float]
     curves: list[dict[int, float]]
@@ -50,7 +50,7 @@ class SweepRecord:
     """A sweep folder. varying: the settings that differ, by name, and their values in the order of their appearance."""
 
     path: Path
-    cells: "list[Cell]"
+    cells: "list[SweepCell]"
     groups: list[Group]
     varying: dict[str, list[Any]]
     common: dict[str, Any]
@@ -79,7 +79,7 @@ def read_sweep_folder(path: Path) -> SweepRecord:
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
     values = {key: list({_hashable(s.get(key)): s.get(key) for s in flat}.values()) for key in keys}
     varying = {key: found for key, found in values.items() if len(found) > 1}
-    rows: dict[Any, list[Cell]] = {}
+    rows: dict[Any, list[SweepCell]] = {}
     for cell, settings in zip(cells, flat, strict=True):
         rows.setdefault(tuple(_hashable(settings.get(key)) for key in varying if key != "seed"), []).append(cell)
     groups = []
@@ -94,7 +94,11 @@ def read_sweep_folder(path: Path) -> SweepRecord:
 
 
 def _group(
-    folder: Any, settings: dict[str, Any], members: "list[Cell]", by_name: "dict[str, Cell]", problems: list[str]
+    folder: Any,
+    settings: dict[str, Any],
+    members: "list[SweepCell]",
+    by_name: "dict[str, SweepCell]",
+    problems: list[str],
 ) -> Group:
     accuracies, references, curves = [], [], []
     for cell in members:

@@ -1,4 +1,4 @@
-"""Specs, runs and where they are kept."""
+"""Specs, runs, and the folders that keep them."""
 
 from noisegate.runs.launch import reference, run, run_together, undefended
 from noisegate.runs.result import Result

@@ -27,7 +27,7 @@ from noisegate.runs.files import count, number, parse, read_whole
 from noisegate.runs.key import Fingerprint, as_fingerprint
 from noisegate.runs.spec import MOST_ROUNDS, Spec
 from noisegate.runs.wellformed import whole_curve
-from noisegate.simulate import Federation, Progress, FederationState
+from noisegate.simulate import Federation, FederationState, Progress
 from noisegate.version import __version__
 from noisegate.views import Reason
 

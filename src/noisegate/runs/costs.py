@@ -1,7 +1,7 @@
-"""What everything that a command trained costs one example together, for each data set.
+"""What all runs of a command cost one example together, for each data set.
 
 The epsilon of a result is that of one run. Whoever sees several runs on the same data learns more. An example that is
-the server's in one of them, or in its test set, is public there, and no sum covers it.
+the server's in one of the runs, or in its test set, is public there, and no sum covers it.
 """
 
 import math
@@ -12,17 +12,16 @@ from typing import Any
 from noisegate import privacy
 from noisegate.data import own_path
 from noisegate.errors import PrivacyError
-from noisegate.sweeps.cells import Cell
+from noisegate.privacy import Cost
 from noisegate.runs.setup import Setup
 from noisegate.runs.spec import Spec, make_spec
-from noisegate.privacy import Cost
 
 
 @dataclass(frozen=True)
-class Training:
-    """One run. data: what tells its data from others'.
+class PricedRun:
+    """One run and what it costs. data: the name of its data.
 
-    epsilon: of this run alone, None without noise. delta: what it was priced with.
+    epsilon: of this run alone, at `delta`; None without noise.
     """
 
     data: str
@@ -35,7 +34,7 @@ class Training:
 class Bill:
     """What `trainings` runs on the same data cost together. epsilon: None if there is no bound; `note` says why.
 
-    broken: further runs that failed, and may have spent something before they did.
+    broken: further runs that failed, and may have spent budget before they did.
     """
 
     data: str
@@ -46,7 +45,7 @@ class Bill:
     broken: int = 0
 
     def sentence(self) -> str:
-        """For people."""
+        """The bill as one sentence."""
         runs = "1 training" if self.trainings == 1 else f"{self.trainings} trainings"
         more = f"; {self.broken} more that failed may have spent up to a whole run each" if self.broken else ""
         if self.epsilon is None:
@@ -55,8 +54,8 @@ class Bill:
         return f"privacy: {runs} on {self.data} cost an example {spent}{more}"
 
 
-def training_of(result: Mapping[str, Any]) -> Training:
-    """From the fields of a result."""
+def training_of(result: Mapping[str, Any]) -> PricedRun:
+    """What the run of a result costs, from the fields of the result."""
     spec = make_spec(result["spec"], "result")
     cost = Cost(
         declared=round(spec.batch / result["sampling_rate"]),  # under `fixed` that of the smallest, who pays most
@@ -67,16 +66,11 @@ def training_of(result: Mapping[str, Any]) -> Training:
         signs=result["parameters"] if spec.build_worker().mechanism == "signs" else 0,
         times=result["copies"],
     )
-    return Training(data_of(spec), cost, result["epsilon"], result["delta"])
+    return PricedRun(data_of(spec), cost, result["epsilon"], result["delta"])
 
 
-def trainings_of(cells: Iterable[Cell]) -> list[Training]:
-    """The runs of a sweep that ended with a result, whenever they were run."""
-    return [training_of({**cell.result, "spec": cell.spec.canonical()}) for cell in cells if cell.result]
-
-
-def terms_of(spec: Spec, setup: Setup) -> Training:
-    """The same from a run that is ready to start."""
+def terms_of(spec: Spec, setup: Setup) -> PricedRun:
+    """What a run that is ready to start will cost."""
     federation, promise = setup.federation, setup.privacy
     fields = {
         "sampling_rate": promise.sampling_rate,
@@ -90,38 +84,26 @@ def terms_of(spec: Spec, setup: Setup) -> Training:
     return training_of({**fields, "spec": spec.canonical()})
 
 
-def without_copies(training: Training) -> Training:
-    """The same where no two workers that behave hold an example."""
+def without_copies(training: PricedRun) -> PricedRun:
+    """What the run costs where no two workers that follow the protocol hold the same example."""
     return replace(training, cost=replace(training.cost, times=1))
 
 
 def data_of(spec: Spec) -> str:
-    """The data of a run, by name; a user's own by where they are."""
+    """The name of a run's data; of a user's own data the path."""
     path = own_path(spec.dataset)
     return str(path.resolve()) if path else spec.dataset
 
 
-def bills(trainings: Iterable[Training]) -> list[Bill]:
-    """What the trainings cost together, for each data set. With different deltas: at the smallest."""
-    by_data: dict[str, list[Training]] = {}
+def bills(trainings: Iterable[PricedRun]) -> list[Bill]:
+    """What the runs cost together, for each data set, at the smallest of their deltas."""
+    by_data: dict[str, list[PricedRun]] = {}
     for training in trainings:
         by_data.setdefault(training.data, []).append(training)
     return [_bill(data, some) for data, some in by_data.items()]
 
 
-def bills_of(cells: Sequence[Cell]) -> list[Bill]:
-    """The same for the runs of a sweep. What broke off has spent something too, which nobody can price: it is said."""
-    broken: dict[str, int] = {}
-    for cell in cells:
-        if cell.status == "failed":
-            broken[data_of(cell.spec)] = broken.get(data_of(cell.spec), 0) + 1
-    found = bills(trainings_of(cells))
-    known = {bill.data for bill in found}
-    found += [Bill(data, 0, None, 0.0, "none has a result") for data in broken if data not in known]
-    return [replace(bill, broken=broken.get(bill.data, 0)) for bill in found]
-
-
-def _bill(data: str, some: Sequence[Training]) -> Bill:
+def _bill(data: str, some: Sequence[PricedRun]) -> Bill:
     delta = min(training.delta for training in some)
     costs = [training.cost for training in some]
     bill = Bill(data, len(some), None, delta)
@@ -139,7 +121,7 @@ def _bill(data: str, some: Sequence[Training]) -> Bill:
 
 
 def as_json(found: Sequence[Bill]) -> dict[str, Any]:
-    """epsilon_together: of the data set that pays most, since an example is in one of them; None if there is none."""
+    """The bills as JSON. epsilon_together: of the data set that pays most, since an example is in one data set only."""
     worst = max(found, key=lambda bill: math.inf if bill.epsilon is None else bill.epsilon, default=None)
     return {
         "trainings": sum(bill.trainings for bill in found),

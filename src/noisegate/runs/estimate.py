@@ -1,4 +1,4 @@
-"""About how long runs take on a device, from rounds measured elsewhere and a second of measuring here."""
+"""Estimates of how long runs take on a device, from rounds measured elsewhere and a second of measuring here."""
 
 import math
 import time
@@ -24,22 +24,24 @@ CUDA = {
     "mnist": (0.2, 0.026),
     "colorectal": (0.0, 1.5),
 }
-"""Milliseconds of a round with two-stage: (at least, for each worker that computes), from benchmarks/README.md and
-benchmarks/budget-cuda.csv; on CUDA with many runs at once."""
+"""Milliseconds that a round with two-stage takes: (in any case, for each worker that computes). The numbers are from
+benchmarks/README.md and benchmarks/budget-cuda.csv; those for CUDA are with many runs side by side."""
 
 ROUNDS = {"digits": 267, "fashion": 1500, "mnist": 1500, "usps": 455, "colorectal": 287}
-"""Rounds of a run unless it says otherwise, with batches of 16; with larger ones as much fewer."""
+"""The default number of rounds with batches of 16. With larger batches it is as much smaller."""
 
 IDLE = ("gaussian", "local-poisoning", "a-little", "inner")
-"""Attacks whose workers compute nothing."""
+"""The attacks whose workers compute no gradients."""
 
 MEASURED = {"workers": 20, "batch": 16, "sigma": 3.0, "sigma_base": 3.0, "epsilon": 100.0, "aggregator": "two-stage"}
+"""The settings of the run that is measured here."""
+
 ANCHOR = 4.6
-"""Milliseconds of a round on digits with 20 honest and 30 Byzantine workers, where the numbers for CPUs are from."""
+"""Milliseconds that a round of this run took on the machine that the numbers for CPUs are from."""
 
 
 def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0) -> float | None:
-    """About how long they take together; None if one of them is on data that nothing is known of."""
+    """About how many seconds the runs take together; None if nothing was measured for the data of one of them."""
     total, per = 0.0, CUDA if cuda else CPU
     for spec in specs:
         if spec.dataset not in per:
@@ -54,7 +56,7 @@ def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0) -> float |
 
 
 def slowness(compute: Compute) -> float:
-    """How many times slower than the machine of the numbers above this one is; 1 for a CUDA device, not measured."""
+    """How many times slower this machine is than that of the numbers above. 1 for a CUDA device, without measuring."""
     if compute.resolve().type == "cuda":
         return 1.0
     federation = prepare(make_spec(MEASURED), compute).federation
@@ -68,7 +70,7 @@ def slowness(compute: Compute) -> float:
 
 
 def shown(duration: float | None) -> str:
-    """For people."""
+    """A duration in seconds as text."""
     if duration is None:
         return "not known"
     for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):

@@ -1,8 +1,8 @@
-"""How every file of this package is written and read back: whole or not at all, and never believed unchecked.
+"""How the files of a run are written and read: whole or not at all, and checked when they are read.
 
-A checksum tells a file that was damaged, cut, or put there for another one. It does not tell a file that somebody made
-on purpose: whoever can write to a folder can compute the sum anew. So nothing here runs code from a file, and every
-value is checked for type and range by whoever reads it.
+A checksum shows that a file was damaged, cut, or swapped with another one. It does not show a forgery: whoever can
+write to a folder can compute the checksum anew. So nothing here runs code from a file, and every reader checks the type
+and range of each value.
 """
 
 import hashlib
@@ -20,21 +20,22 @@ from noisegate.checks import plain
 from noisegate.errors import StoreError
 
 MOST_TEXT = 2**28
-"""Bytes of the largest JSON file that is read."""
+"""The largest JSON file that is read, in bytes."""
 
 SUM = "sha256"
+"""The key of the checksum in a JSON object."""
 
 
 def write_whole(path: Path, content: bytes, part: str = "") -> None:
-    """A file that is whole once it exists, also after a power cut. A full disk leaves the old one as it was.
+    """Write a file that is whole once it exists, also after a power cut. A full disk leaves an old file unchanged.
 
-    part: its name until it is whole, which nobody else may use; a name of its own unless given.
+    part: the name of the file until it is whole; a random name unless given. No other process may use it.
     """
     unfinished = path.with_name(part or f".{path.name}.{uuid4().hex}.part")
     try:
-        unfinished.unlink(missing_ok=True)  # of a process that was killed
+        unfinished.unlink(missing_ok=True)  # left by a process that was killed
         try:
-            with unfinished.open("xb") as file:  # never through a link that lies there
+            with unfinished.open("xb") as file:  # never through a link of that name
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -51,8 +52,8 @@ def write_whole(path: Path, content: bytes, part: str = "") -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Let the renaming itself reach the disk, on systems that can."""
-    with suppress(OSError):  # a folder cannot be opened on Windows; the file is whole either way
+    """Write the renaming itself to the disk, on systems that can."""
+    with suppress(OSError):  # Windows cannot open a folder; the file is whole anyway
         number = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(number)
@@ -61,13 +62,13 @@ def _sync(folder: Path) -> None:
 
 
 def read_whole(path: Path, most: int) -> bytes:
-    """The bytes of a file that must be a plain one and no larger than `most`. FileNotFoundError if there is none."""
+    """The bytes of a regular file of at most `most` bytes. FileNotFoundError if there is none."""
     try:
         about = path.stat()
-        if not stat.S_ISREG(about.st_mode):  # a pipe, say, on which a reader would wait
+        if not stat.S_ISREG(about.st_mode):  # for example a pipe, on which a reader would wait
             raise StoreError(f"{plain(path)}: is not a file")
         with path.open("rb") as file:
-            content = file.read(min(about.st_size, most) + 1)  # which takes so much memory, whatever there is to read
+            content = file.read(min(about.st_size, most) + 1)  # the file may grow; the memory that is taken does not
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(path) from None
     except OSError as error:
@@ -78,7 +79,7 @@ def read_whole(path: Path, most: int) -> bytes:
 
 
 def parse(content: bytes, what: object) -> Any:
-    """JSON without numbers that are not finite, or a StoreError of one line. what: the file, for messages."""
+    """The value of a JSON text, all numbers finite; StoreError if it is anything else. what: the file, for messages."""
     try:
         return json.loads(content.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -91,12 +92,12 @@ def _refuse(word: str) -> NoReturn:
 
 
 def read_json(path: Path, most: int = MOST_TEXT) -> Any:
-    """The JSON in a file. FileNotFoundError if there is none."""
+    """The value in a JSON file. FileNotFoundError if there is none."""
     return parse(read_whole(path, most), path)
 
 
 def sum_of(value: Mapping[str, Any]) -> str:
-    """The checksum of a JSON object: of its one canonical form."""
+    """The sha256 of a JSON object in its canonical form."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -106,7 +107,7 @@ def seal(value: Mapping[str, Any], indent: int | None = 2) -> bytes:
 
 
 def unseal(found: Any, what: object) -> dict[str, Any]:
-    """What `seal` was given, from the JSON it became; StoreError if it is anything else."""
+    """The object that `seal` was given, from the JSON that it made; StoreError if the checksum does not fit."""
     if not isinstance(found, dict):
         raise StoreError(f"{plain(what)}: is damaged (not a JSON object)")
     if SUM not in found:
@@ -118,7 +119,7 @@ def unseal(found: Any, what: object) -> dict[str, Any]:
 
 
 def number(value: Any) -> bool:
-    """Whether it is a finite number."""
+    """Whether a value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     try:
@@ -128,5 +129,5 @@ def number(value: Any) -> bool:
 
 
 def count(value: Any) -> bool:
-    """Whether it is a whole number, 0 or more."""
+    """Whether a value is a whole number, 0 or more."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0

@@ -3,11 +3,11 @@
 The digest is in the name of every noise and batch stream (`Federation.name`). So two runs that differ in any of these
 never share noise, whatever their specs say. It is a function of private data: it is written nowhere.
 
-Code is told apart by its bytecode, its constants, what it closes over, and the globals that it names. A class is its
-methods, an object is its class and what it would be made of again. Code of noisegate, torch and the other libraries
-that a run is made with goes by its name. Something else (a lock, an open file) cannot be told apart. Then the digest
-holds fresh random bytes: its noise is shared with nobody's, and such a run is not the same twice. A `label` stands for
-code that cannot be read.
+The digest of a function is over its bytecode, its constants, what it closes over, and the globals that it names. The
+digest of a class is over its methods; that of an object is over its class and what pickle would keep of it. Code of
+noisegate, torch and the other libraries that a run needs is known by its name. Anything else (a lock, an open file)
+has no digest. Then the digest is of fresh random bytes: such a run shares noise with no other and cannot be repeated.
+A `label` can be given in place of code that has no digest.
 """
 
 import copyreg
@@ -28,24 +28,24 @@ from noisegate.data import Dataset
 from noisegate.vectors import Loss
 
 BY_NAME = frozenset({"noisegate", "torch", "numpy", "scipy", "sklearn", *sys.stdlib_module_names})
-"""Packages whose code goes by its name."""
+"""The packages whose code is known by its name."""
 
 FORMER_NAMES = {
     "noisegate.aggregators.sign_baselines.SignGaussianSum": "noisegate.aggregators.sign_rules.SignGaussian",
     "noisegate.aggregators.sign_baselines.SignRandomizedSum": "noisegate.aggregators.sign_rules.SignRandomized",
     "noisegate.aggregators.sign_baselines.MaSignVote": "noisegate.aggregators.sign_rules.MaSign",
 }
-"""Classes of ours that were renamed, and the names that streams still know them by: a new name would be new noise."""
+"""The former names of classes that were renamed. Streams keep them: a new name would give new noise."""
 
 FORMER_FIELDS = {
     "noisegate.aggregators.nnm.NearestNeighborMixing": {"aggregator": "rule"},
     "noisegate.aggregators.bucketing.Bucketing": {"aggregator": "rule"},
     "noisegate.aggregators.guerraoui.Guerraoui": {"aggregator": "rule"},
 }
-"""Settings of ours that were renamed, likewise."""
+"""The former names of settings that were renamed, by class. Streams keep them too."""
 
 PROTOCOL = 4
-"""Of `__reduce_ex__`: how an object says what it is made of. Nothing is pickled."""
+"""The protocol of `__reduce_ex__`, by which an object says what it is made of. Nothing is pickled."""
 
 OF_TYPING = (
     types.GenericAlias,
@@ -55,21 +55,21 @@ OF_TYPING = (
     type(Any),
     type(Literal[1]),
 )
-"""What annotations are made of; told apart by `repr`."""
+"""The types of annotations. Their digest is over their `repr`."""
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(Ellipsis))
-"""What is told apart by type and `repr`."""
+"""The types of values whose digest is over type and `repr`."""
 
 
 def digest_of(*parts: Any) -> str:
-    """A digest of anything: equal for equal parts, and random where a part cannot be told apart."""
+    """A digest of any values: equal for equal parts, and random where a part has no digest."""
     found = hashlib.blake2b(digest_size=16)
     try:
         for part in parts:
             for piece in _pieces(part, {}):
                 found.update(len(piece).to_bytes(8, "big"))
                 found.update(piece)
-    except RecursionError:  # nested too deeply to be looked at
+    except RecursionError:  # nested too deeply
         found.update(os.urandom(16))
     return found.hexdigest()
 
@@ -77,22 +77,22 @@ def digest_of(*parts: Any) -> str:
 def digest_run(
     examples: tuple[str, ...], module: nn.Module, loss: Loss, parts: tuple[Any, ...], label: str | None = None
 ) -> str:
-    """All that uploads are made of, but for the spec.
+    """The digest of all that uploads are made of, except the spec.
 
-    examples: `digest_data` of the workers' and of the server's. parts: attack, aggregator and worker.
-    label: stands for the code of module, loss and parts.
+    examples: `digest_data` of the workers' and of the server's data. parts: attack, aggregator and worker.
+    label: takes the place of the code of module, loss and parts.
     """
     code = label if label is not None else (module, loss, parts)
     return digest_of(examples, list(module.state_dict().items()), code)
 
 
 def digest_data(data: Dataset) -> str:
-    """The examples that can be trained on."""
+    """The digest of the examples of a data set that a run can train on."""
     return digest_of(data.x, data.y)
 
 
 def _pieces(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """What tells `value` apart, piece by piece. seen: what was told already."""
+    """The bytes that the digest of `value` is over, piece by piece. seen: the values that came before, by id."""
     kind = type(value)
     if kind in PLAIN:
         yield f"{kind.__name__} {value!r}".encode("utf-8", "surrogatepass")
@@ -123,9 +123,9 @@ def _pieces(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
 
 
 def _code(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:
-    """Modules, functions, classes and objects."""
+    """The same for modules, functions, classes and objects."""
     if isinstance(value, types.ModuleType):
-        yield f"module {value.__name__}".encode()  # what is used of it, its user tells
+        yield f"module {value.__name__}".encode()  # a function that uses it adds what it uses
     elif isinstance(value, types.CodeType):
         yield b"code" + value.co_code
         told = (value.co_consts, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
@@ -178,7 +178,7 @@ def _with_former_fields(kind: type, parts: Any) -> Any:
 
 
 def _used(function: types.FunctionType) -> list[tuple[str, Any]]:
-    """The globals that a function names, and what it may use of the modules among them that are not libraries'."""
+    """The globals that a function names. Of modules that are no library's, also the attributes that it may use."""
     names, known = _names(function.__code__), function.__globals__
     found: list[tuple[str, Any]] = []
     for name in names:
@@ -204,7 +204,7 @@ def _numbers(value: Tensor | np.ndarray) -> Iterator[bytes]:
 
 
 def _by_name(value: Any) -> bool:
-    """Whether it is what a library has under its name: whoever says so of himself may be a closure that wraps it."""
+    """Whether a library has this very value under its name. A closure that wraps it may only claim the name."""
     if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
         return False
     module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
@@ -226,7 +226,7 @@ def _name(value: Any) -> str:
 
 
 def _names(code: types.CodeType) -> list[str]:
-    """Every name that a function or one inside it looks up."""
+    """All names that a function, or one defined inside it, looks up."""
     inner = [name for entry in code.co_consts if isinstance(entry, types.CodeType) for name in _names(entry)]
     return sorted({*code.co_names, *inner})
 
@@ -234,23 +234,22 @@ def _names(code: types.CodeType) -> list[str]:
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was put there yet
+    except ValueError:  # the cell is empty
         return None
 
 
 OF_EVERY_CLASS = frozenset(
     {"__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl", "__annotations__"}
 )
-"""Attributes of a class that say nothing of what it does, or differ from process to process."""
+"""The attributes of a class that do not change what it does, or that differ from process to process."""
 
 
 def _reduced(value: Any) -> Any:
-    """What an object would be made of again: class and attributes, or what it says itself; None if it cannot."""
+    """What pickle would keep of an object: class and attributes, or what it says itself; None if it refuses."""
     own = copyreg.dispatch_table.get(type(value))
     try:
         found = own(value) if own else value.__reduce_ex__(PROTOCOL)
-    except Exception:  # noqa: BLE001  # an object of anyone's, or one of an extension type that has more to it
-        return (
-            vars(value) if isinstance(value, nn.Module) else None
-        )  # one with parametrizations refuses, and has no more
+    except Exception:  # noqa: BLE001  # any code may run here
+        # A module with parametrizations refuses, and its attributes are all there is to it.
+        return vars(value) if isinstance(value, nn.Module) else None
     return found if isinstance(found, str) else [list(part) if isinstance(part, Iterator) else part for part in found]

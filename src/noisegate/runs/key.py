@@ -26,25 +26,33 @@ from noisegate.runs.identity import digest_of
 from noisegate.runs.spec import Spec
 from noisegate.vectors import Loss, cross_entropy
 
-KEY, HOME, BYTES = "NOISEGATE_KEY", "XDG_STATE_HOME", 32
+KEY, HOME = "NOISEGATE_KEY", "XDG_STATE_HOME"
+"""The environment variables that name the file of the key, and the folder of a user's state."""
+
+BYTES = 32
+"""The length of a key in bytes."""
+
 MOST = 4096
+"""The largest file of a fingerprint that is read, in bytes."""
+
 CHUNK = 2**20
+"""The bytes of a data file that are read at a time."""
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """key: which key was used, by a name that does not tell it. digest: of data and model, by that key."""
+    """A keyed digest of data and model. key: the name of the key, from which the key cannot be found."""
 
     key: str
     digest: str
 
     def as_dict(self) -> dict[str, str]:
-        """Ready for JSON."""
+        """The fingerprint as a JSON object."""
         return asdict(self)
 
 
 def as_fingerprint(found: Any, what: object) -> Fingerprint | None:
-    """What `as_dict` gave, or None."""
+    """The fingerprint that `as_dict` made this of; None for None. what: where it was found, for messages."""
     if found is None:
         return None
     if isinstance(found, dict) and found.keys() == {"key", "digest"} and all(_hex(word) for word in found.values()):
@@ -57,7 +65,7 @@ def _hex(word: Any) -> bool:
 
 
 def read_fingerprint(path: Path) -> Fingerprint | None:
-    """What a folder was made from; None if nothing says so."""
+    """The fingerprint in a file; None if there is no such file."""
     try:
         content = read_whole(path, MOST)
     except FileNotFoundError:
@@ -72,9 +80,9 @@ def fingerprint(
     loss: Loss = cross_entropy,
     label: str | None = None,
 ) -> Fingerprint | None:
-    """Of the data, the model and the loss that the spec does not determine; None if it determines them all.
+    """The fingerprint of the data, the model and the loss that a user brings; None if the spec determines them all.
 
-    Code that cannot be told apart has a new fingerprint every time, unless `label` stands for it.
+    Code that cannot be told apart from other code has a new fingerprint each time, unless `label` stands for it.
     """
     path = None if dataset is not None else own_path(spec.dataset)
     file = path if path and path.is_file() else None
@@ -112,7 +120,7 @@ def name_of(key: bytes) -> str:
 
 
 def key_path() -> Path:
-    """Where the key is."""
+    """The path of the key."""
     if given := os.environ.get(KEY):
         return Path(given)
     state = Path(os.environ.get(HOME, ""))
@@ -123,7 +131,7 @@ def key_path() -> Path:
 
 
 def user_key() -> bytes:
-    """The user's key, made if there is none."""
+    """The user's key, which is made if there is none."""
     path = key_path()
     try:
         return _read(path)
@@ -138,7 +146,7 @@ def user_key() -> bytes:
                 file.write(secrets.token_bytes(BYTES))
                 file.flush()
                 os.fsync(file.fileno())
-            with suppress(FileExistsError):  # of two processes at once the first one's key is both's
+            with suppress(FileExistsError):  # another process was first, and its key is used
                 os.link(part, path)
         finally:
             part.unlink()
@@ -151,7 +159,7 @@ def user_key() -> bytes:
 
 
 def _read(path: Path) -> bytes:
-    """The key in a file, if nobody else can read it."""
+    """The key in a file. StoreError if others can read the file."""
     try:
         with path.open("rb") as file:
             about, key = os.fstat(file.fileno()), file.read(BYTES + 1)

@@ -10,13 +10,13 @@ from torch import nn
 
 from noisegate.compute import Compute
 from noisegate.data import Dataset
+from noisegate.models import check_module
 from noisegate.runs.checkpoints import Identity
 from noisegate.runs.key import Fingerprint, fingerprint
 from noisegate.runs.result import Result, stored, summarize
 from noisegate.runs.setup import Setup, SharedData, prepare
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder
-from noisegate.models import check_module
 from noisegate.simulate import Progress, Training, side_by_side, start
 from noisegate.vectors import Loss, cross_entropy
 

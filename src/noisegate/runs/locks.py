@@ -16,27 +16,30 @@ except ImportError:  # not on Windows, where nothing keeps two processes apart
     fcntl = None  # type: ignore[assignment]
 
 LOCK = ".lock"
-"""In a folder: empty, and locked while a process writes there. It stays: two processes could hold one that is removed
-and made anew."""
+"""The name of an empty file that is locked while a process writes to its folder. It is never removed: otherwise two
+processes could hold locks on two files of the same name."""
 
 _guard = threading.Lock()
+"""Held while a thread reads or changes the two tables below."""
 
 
 @dataclass
-class _Held:
-    """A folder that this process has locked. users: how many of its runs write to it or below it."""
+class _LockedFolder:
+    """A folder that this process has locked. number: of the open file. users: how many runs write to it or below it."""
 
     number: int
     users: int = 0
 
 
-_held: dict[Path, _Held] = {}
+_held: dict[Path, _LockedFolder] = {}
+"""The folders that this process has locked, by absolute path."""
+
 _written: set[Path] = set()
-"""Folders that a run of this process writes to."""
+"""The folders that a run of this process writes to."""
 
 
 def take(number: int, exclusive: bool) -> bool:
-    """Lock an open file, if nobody else has."""
+    """Lock an open file. False if another process holds its lock."""
     if fcntl is None:
         return True
     try:
@@ -44,16 +47,16 @@ def take(number: int, exclusive: bool) -> bool:
     except BlockingIOError:
         return False
     except OSError:
-        pass  # a file system without locks, where it is up to the user
+        pass  # the file system has no locks
     return True
 
 
 @contextmanager
 def alone(folder: Path, within: Path | None = None) -> Iterator[None]:
-    """Keep others out of a folder, which is made if need be, and out of the one that it is `within`.
+    """Keep other writers out of a folder, which is made if need be, and out of the one that it is `within`.
 
-    The folder that it is within may be this process's own already: a run and its
-    reference, which lies below it, are one command's.
+    The folder that it is within may be locked by this process already: a command writes a run, and its reference
+    into a folder below it.
     """
     own = folder.absolute()
     with _guard:
@@ -72,7 +75,7 @@ def alone(folder: Path, within: Path | None = None) -> Iterator[None]:
 def _entered(folder: Path) -> Iterator[None]:
     path = folder.absolute()
     with _guard:
-        held = _held.get(path) or _Held(_locked(folder))
+        held = _held.get(path) or _LockedFolder(_locked(folder))
         _held[path] = held
         held.users += 1
     try:

@@ -1,4 +1,4 @@
-"""What a run promises to every honest worker, and the noise that keeps it."""
+"""The privacy that a run promises to every honest worker, and the noise that it needs for that."""
 
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
@@ -6,26 +6,30 @@ from typing import Any
 
 from noisegate import privacy
 from noisegate.errors import PrivacyError, SpecError
+from noisegate.roles import Worker
 from noisegate.runs.spec import Spec
 from noisegate.sampling import Sampling
-from noisegate.roles import Worker
 
 BASE_EPSILON = 2.0
-"""The budget whose noise the base rate is tuned for (the paper's one-dimensional tuning)."""
+"""The epsilon whose noise the base rate is tuned for (the paper's one-dimensional tuning)."""
 
 MECHANISMS = ("gaussian", "signs")
+"""The mechanisms of workers that can be priced."""
 
 NOT_PRIVATE = "none"
-"""The accountant's name where there is no noise, and so no epsilon."""
+"""The name of the accountant in a result without noise, and so without epsilon."""
 
 STATED = "stated"
-"""The accountant's name where epsilon was given with sigma and could not be checked for want of dp-accounting."""
+"""The name of the accountant where epsilon was given with sigma, and dp-accounting is not installed to check it."""
 
 
 @dataclass(frozen=True)
 class Roster:
-    """What is public of the workers: sizes (of the honest ones; public under `fixed` sampling only), declared size,
-    rounds, and how many signs each flips in a round (0 for Gaussian noise)."""
+    """What the accountant needs to know of the workers.
+
+    sizes: the honest workers' numbers of examples, which are public under `fixed` sampling only. declared: the declared
+    size. signs: how many signs each worker flips in a round; 0 for Gaussian noise.
+    """
 
     sizes: list[int]
     declared: int
@@ -35,11 +39,12 @@ class Roster:
 
 @dataclass(frozen=True)
 class Privacy:
-    """The noise of a run and what it promises: epsilon is the largest of `worker_epsilons`, the honest workers' own.
+    """The noise of a run and the privacy that it gives.
 
-    Without noise nothing is promised: epsilon is None. relation: what neighbors differ in. declared, sampling_rate: the
-    public number of examples and the chance of each to be in a batch. epsilon_at_1e_5, mu: other forms of the promise.
-    copies: how many workers that keep the promise may hold the same example; epsilon_with_copies: what it costs then.
+    worker_epsilons: the honest workers' own. epsilon: the largest of them; None without noise. relation: what
+    neighboring data sets differ in. declared: the declared size. sampling_rate: the probability of each example to be
+    in a batch. epsilon_at_1e_5, mu: other forms of the same privacy. copies: how many workers that follow the protocol
+    hold the same example, at most. epsilon_with_copies: what such an example costs.
     """
 
     sigma: float
@@ -56,10 +61,10 @@ class Privacy:
     copies: int = 1
     epsilon_with_copies: float | None = None
     asked: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-    """What the accountant was asked, for every distinct size."""
+    """What the accountant was asked, and `sizes`, the distinct sizes that it was asked for."""
 
     def with_copies(self, copies: int) -> "Privacy":
-        """What an example costs that several workers hold: each of them spends it anew."""
+        """The same with the cost of an example that `copies` workers hold: each of them spends epsilon on it."""
         if self.epsilon is None or self.accountant == STATED or copies == 1:
             return replace(self, copies=copies, epsilon_with_copies=None if copies > 1 else self.epsilon)
         asked = {key: value for key, value in self.asked.items() if key != "sizes"}
@@ -69,7 +74,7 @@ class Privacy:
 
 
 def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
-    """Calibrate, or check the noise that was given. Never less noise than the budget needs, never a guess."""
+    """The privacy of a run: the noise is calibrated to the spec's epsilon, or the given noise is checked against it."""
     priced = sampling.priced(roster.sizes, roster.declared)
     delta = privacy.delta_of(spec.delta, max(priced))
     asked: dict[str, Any] = {
@@ -79,7 +84,7 @@ def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
         "accountant": spec.accountant,
         "signs": roster.signs,
     }
-    public = sampling.relation, roster.declared, sampling.rate(min(priced))  # of the smallest worker, if they differ
+    public = sampling.relation, roster.declared, sampling.rate(min(priced))  # the rate of the smallest worker
     if spec.sigma == 0:
         if roster.signs:
             raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")
@@ -88,7 +93,7 @@ def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
         budget = spec.epsilon or BASE_EPSILON
         sigma, own = privacy.worst_sigma(budget, priced, **asked)
     elif spec.epsilon is not None and find_spec("dp_accounting") is None:
-        privacy.ask_of(min(priced), **asked)  # what has no price cannot be stated either
+        privacy.ask_of(min(priced), **asked)  # raises if it cannot be priced
         base = spec.sigma_base or _need("sigma_base")
         return Privacy(spec.sigma, base, spec.epsilon, delta, STATED, (spec.epsilon,) * len(priced), *public)
     else:
@@ -109,7 +114,7 @@ def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
 
 
 def signs_of(worker: Worker, d: int) -> int:
-    """How many signs a worker flips in a round; 0 if it adds Gaussian noise. What else it does has no known price."""
+    """How many signs a worker flips in a round; 0 if it adds Gaussian noise. SpecError for any other mechanism."""
     if worker.mechanism not in MECHANISMS:
         raise SpecError(
             f"worker: its mechanism is {worker.mechanism!r}, which cannot be priced; it must be one of "

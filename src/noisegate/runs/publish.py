@@ -1,8 +1,8 @@
-"""What of a finished secret run may be given away: the model and what it says about privacy, and nothing else.
+"""What may be published of a finished secret run: the model and its privacy statement, and nothing else.
 
-model.safetensors  the model's tensors, and no other word
+model.safetensors  the model's tensors, without metadata
 privacy.json       the statement, for programs
-privacy.txt        the same, for people
+privacy.txt        the statement, as text
 """
 
 import hashlib
@@ -19,27 +19,29 @@ from noisegate import privacy
 from noisegate.checks import plain
 from noisegate.entropy import slack
 from noisegate.errors import SpecError, StoreError
+from noisegate.privacy import IN_WORDS
 from noisegate.runs import costs
 from noisegate.runs.files import read_whole, write_whole
-from noisegate.runs.plain import PlainSpec, plain_spec, read_plain
 from noisegate.runs.promise import STATED
 from noisegate.runs.result import stored
 from noisegate.runs.statement import NOT_COVERED, as_text
 from noisegate.runs.store import CHECKPOINT, MODEL, RESULT, SPEC, RunFolder
-from noisegate.privacy import IN_WORDS
+from noisegate.runs.unbuilt import UnbuiltSpec, read_unbuilt, unbuilt_spec, uses_plugins
 from noisegate.sampling import SAMPLINGS
 from noisegate.version import __version__
 
 JSON, TEXT = "privacy.json", "privacy.txt"
+"""The names of the two files of the statement."""
+
 BESIDE = ("reference", "undefended")
-"""Runs that `noisegate run` trains on the same data and puts below the run."""
+"""The runs that `noisegate run` trains on the same data, in folders below the run."""
 
 NUMBER, HEADER = 8, 2**20
-"""Bytes that a parameter and the header of the model may take."""
+"""The most bytes that one parameter takes in the model's file, and that its header takes."""
 
 
 def publish(run: Path, out: Path) -> Path:
-    """Write to `out`, which must be empty or not exist, what may be given away of the run folder `run`."""
+    """Write what may be published of the run folder `run` to `out`, which must be empty or not exist."""
     found = _publishable(run)
     model = _model(run, found)
     said = statement(found, _beside(run), hashlib.sha256(model).hexdigest())
@@ -53,7 +55,7 @@ def publish(run: Path, out: Path) -> Path:
 
 
 def _publishable(run: Path) -> dict[str, Any]:
-    """The result of a run whose model has the privacy that it states, or a StoreError that says why it has not."""
+    """The result of a run whose model may be published. StoreError says why it may not."""
     found = _result(run)
     if found is None:
         raise StoreError(f"{plain(run)}: is no finished run; only what has a result.json can be published")
@@ -79,12 +81,12 @@ def _publishable(run: Path) -> dict[str, Any]:
 
 
 def _result(run: Path) -> dict[str, Any] | None:
-    """What a run folder's result says, checked against its spec; None if it has none."""
+    """The result in a run folder, checked against its spec; None if there is none."""
     if not (run / RESULT).exists():
         return None
     folder = RunFolder(run)
     try:
-        found = folder.result(read_plain(run / SPEC))
+        found = folder.result(read_unbuilt(run / SPEC))
     except SpecError as error:
         raise StoreError(f"{plain(run)}: its spec.toml is damaged ({plain(error)})") from None
     if found is not None:
@@ -96,7 +98,7 @@ def _result(run: Path) -> dict[str, Any] | None:
 
 
 def _model(run: Path, found: Mapping[str, Any]) -> bytes:
-    """The model's tensors as they were written in the end, made into a file anew."""
+    """The content of the published model: the tensors of the run's model, checked and without metadata."""
     path = run / MODEL
     try:
         content = read_whole(path, NUMBER * int(found["parameters"]) + HEADER)
@@ -115,7 +117,7 @@ def _model(run: Path, found: Mapping[str, Any]) -> bytes:
 
 
 def _beside(run: Path) -> dict[str, dict[str, Any] | None]:
-    """The results of what else the command trained on the same data, as the folder shows; None for one without."""
+    """The results of the other runs of the same command in the folder, by name; None for a run without a result."""
     others: dict[str, dict[str, Any] | None] = {}
     for name in BESIDE:
         folder = run / name
@@ -125,7 +127,7 @@ def _beside(run: Path) -> dict[str, dict[str, Any] | None]:
 
 
 def statement(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | None], model: str) -> dict[str, Any]:
-    """The privacy statement. found: the result. others: as of `_beside`. model: the sha256 of the published file."""
+    """The privacy statement. found: the result. others: as of `_beside`. model: the sha256 of the published model."""
     spec, mechanism = found["spec"], _mechanism(found["spec"])
     epsilon, delta = slack(found["parameters"] * found["rounds"])
     return {
@@ -168,7 +170,7 @@ def statement(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | No
 
 
 def _groups(found: Mapping[str, Any], mechanism: str) -> dict[str, float]:
-    """What two and four examples of one worker cost together, where that can be priced."""
+    """The epsilon of two and of four examples of one worker together, where it can be computed."""
     spec = found["spec"]
     if (mechanism, spec["sampling"], found["accountant"]) != ("gaussian", "poisson", "pld"):
         return {}
@@ -178,28 +180,26 @@ def _groups(found: Mapping[str, Any], mechanism: str) -> dict[str, float]:
 
 
 def _mechanism(spec: Mapping[str, Any]) -> str:
-    """How the worker makes its uploads private; a plugin's class is not asked, since that would run its code."""
-    known = plain_spec(spec)
-    if isinstance(known, PlainSpec) and "worker" in known.plugins:
+    """The mechanism of the spec's worker. A plugin is only named, since asking it would run its code."""
+    known = unbuilt_spec(spec)
+    if isinstance(known, UnbuiltSpec) and "worker" in known.plugins:
         return f"that of {plain(spec['worker']['name'])}"
-    return str((known.standin if isinstance(known, PlainSpec) else known).build_worker().mechanism)
+    return str((known.standin if isinstance(known, UnbuiltSpec) else known).build_worker().mechanism)
 
 
 def _together(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | None]) -> dict[str, float] | None:
-    """What all of them cost together; None where there are no others, or one of them has no price."""
+    """What all runs cost together; None if there are no others, or one of them has no epsilon."""
     everything = [found, *others.values()]
     if not others or any(one is None or one["epsilon"] is None for one in everything):
         return None
-    if any(
-        isinstance(plain_spec(one["spec"]), PlainSpec) for one in everything if one
-    ):  # to price it would run its code
+    if any(uses_plugins(one["spec"]) for one in everything if one):  # to price it would run the plugin's code
         return {key: sum(float(one[key]) for one in everything if one) for key in ("epsilon", "delta")}
     (bill,) = costs.bills(costs.training_of(one) for one in everything if one)
     return {"epsilon": bill.epsilon, "delta": bill.delta} if bill.epsilon is not None else None
 
 
 def _put(out: Path, files: Mapping[str, bytes]) -> None:
-    """A folder that holds these files, all of them or none."""
+    """Make a folder with these files, all of them or none."""
     part = out.absolute().with_name(f".{out.absolute().name}.{uuid4().hex}.part")
     try:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -128,7 +128,11 @@ def stored(found: dict[str, Any], folder: RunFolder) -> Result:
 def believed_byzantine(federation: Federation) -> int | None:
     """How many liars the aggregator reckons with; None for an aggregator that does not ask."""
     aggregator = federation.server.aggregator
-    return aggregator.reckoned(len(federation.adversary.byzantine), federation.server.believed_honest) if isinstance(aggregator, Robust) else None
+    return (
+        aggregator.reckoned(len(federation.adversary.byzantine), federation.server.believed_honest)
+        if isinstance(aggregator, Robust)
+        else None
+    )
 
 
 def _count(mask: Tensor) -> int:

@@ -12,16 +12,16 @@ from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.entropy import Secret
 from noisegate.errors import DataError, SpecError
+from noisegate.models import build_model, check_module
+from noisegate.protocol import Mechanism, Server
+from noisegate.roles import Aggregator, Worker
 from noisegate.runs.identity import digest_data, digest_run
 from noisegate.runs.promise import Privacy, Roster, make_promise, signs_of
 from noisegate.runs.spec import Spec
-from noisegate.models import build_model, check_module
 from noisegate.sampling import SAMPLINGS, Sampling
-from noisegate.protocol import Mechanism, Server
 from noisegate.simulate import Adversary, Federation, Schedule, Workers
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
-from noisegate.roles import Aggregator, Worker
 from noisegate.workers import Company, choose_sums
 
 DEFAULT_MODEL, DEFAULT_WORKERS, DEFAULT_EPOCHS = "mlp", 10, 10

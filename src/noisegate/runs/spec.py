@@ -19,8 +19,8 @@ from noisegate.catalog import build, find, settle, typed
 from noisegate.data import SOURCES
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS, delta_of
+from noisegate.roles import Aggregator, Attack, Worker
 from noisegate.sampling import SAMPLINGS
-from noisegate.roles import Attack, Aggregator, Worker
 from noisegate.workers import WORKERS
 
 Part = str | Mapping[str, Any]
@@ -164,7 +164,11 @@ class Spec:
         """Every setting; parts as tables. Equal specs have equal canonical forms."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in LATER:
-            if settings[name] in (None, False, 0.0):  # so that a run's name is what it was before there was such a setting
+            if settings[name] in (
+                None,
+                False,
+                0.0,
+            ):  # so that a run's name is what it was before there was such a setting
                 del settings[name]
         for name in PARTS:
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])

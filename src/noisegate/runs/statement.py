@@ -1,10 +1,11 @@
-"""A privacy statement in words that somebody who has to sign it can read."""
+"""The privacy statement as text, for whoever has to sign it."""
 
 from collections.abc import Mapping
 from textwrap import fill
 from typing import Any
 
 WIDTH, COMMON_DELTA = 100, 1e-5
+"""The width of the text in characters, and the delta that epsilon is also given for."""
 
 NOT_COVERED = (
     "Several examples of one person. The statement protects one example at a time. Who has several at one worker is "
@@ -20,7 +21,7 @@ NOT_COVERED = (
 
 
 def as_text(said: Mapping[str, Any]) -> str:
-    """privacy.txt, from what privacy.json says."""
+    """The content of privacy.txt. said: the content of privacy.json."""
     paragraphs = [
         "PRIVACY STATEMENT",
         f"For the model in model.safetensors (sha256 {said['model']['sha256']}), "
@@ -104,7 +105,7 @@ def _numbers(said: Mapping[str, Any]) -> list[str]:
 
 
 def _up(value: float) -> str:
-    """Four digits, never less than it is."""
+    """A number with four digits, rounded up."""
     text = f"{value:.4g}"
     return text if float(text) >= value else f"{value + 10.0 ** (_exponent(value) - 3) / 2:.4g}"
 
@@ -114,7 +115,7 @@ def _exponent(value: float) -> int:
 
 
 def _beside(said: Mapping[str, Any]) -> list[str]:
-    """What else was trained on the same data."""
+    """The paragraph on other runs on the same data."""
     if not said["trained_beside"]:
         return [
             "The folder of this run holds no other training on the same data. Other folders, those of a sweep among "

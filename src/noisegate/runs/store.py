@@ -1,14 +1,14 @@
-"""Run folders. Files are written to a temporary name and renamed, so a file that exists is whole.
+"""Run folders. Files are written under a temporary name and renamed, so a file that exists is whole.
 
 spec.toml               what was asked for
 environment.json        versions, device
-inputs.json             keyed fingerprint of data and model that the spec does not name; not there for built-in ones
-rounds.jsonl            a line per evaluated round
+inputs.json             keyed fingerprint of the data, model and loss that the user brings, if any
+rounds.jsonl            a line for each evaluated round
 checkpoint.safetensors  where an unfinished run stands
 verdicts.npz            reasons and scores, (rounds, n), and who is Byzantine
 model.safetensors       the final model's tensors
-result.json             written last: it exists exactly when the run is done; holds its own checksum, and the others'
-failed.json             in a sweep: why the run broke, or cannot exist; gone when it is tried again
+result.json             written last, so it exists exactly when the run is done; holds all checksums
+failed.json             in a sweep: why the run failed, or cannot exist; removed when it is tried again
 .lock                   locked while a process writes here
 """
 
@@ -31,8 +31,8 @@ from noisegate.runs.checkpoints import Identity, pack, read_checkpoint
 from noisegate.runs.files import read_json, seal, unseal, write_whole
 from noisegate.runs.key import read_fingerprint
 from noisegate.runs.locks import LOCK, alone
-from noisegate.runs.plain import AnySpec, read_plain
 from noisegate.runs.spec import Spec
+from noisegate.runs.unbuilt import AnySpec, read_unbuilt
 from noisegate.runs.verdicts import Verdicts
 from noisegate.runs.verdicts import pack as pack_verdicts
 from noisegate.simulate import Federation, Progress
@@ -41,28 +41,30 @@ from noisegate.version import __version__
 __all__ = ["RunFolder", "environment", "write_whole"]
 
 PACKAGES = ("torch", "numpy", "scipy", "dp-accounting")
+"""The packages whose versions environment.json names."""
+
 SPEC, INPUTS, RESULT, LINES, FAILED = "spec.toml", "inputs.json", "result.json", "rounds.jsonl", "failed.json"
 CHECKPOINT, VERDICTS, MODEL = "checkpoint.safetensors", "verdicts.npz", "model.safetensors"
 EARLIER = ("checkpoint.pt", "model.pt", "inputs.txt")
-"""Files of earlier versions. Nothing reads them: to load one could run code, and the last is an oracle."""
+"""Files of earlier versions. Nothing reads them: loading one could run code, and the last is a hash without a key."""
 
 FILES = "files"
-"""In result.json: the sha256 of the other files of a finished run, by name."""
+"""The key in result.json of the sha256 sums of the other files of a finished run, by name."""
 
 AFRESH = "remove it, or run without --resume, to start afresh"
 MOST_FAILURE, LONGEST = 2**20, 2000
-"""Bytes of failed.json, and letters that are shown of it."""
+"""The largest failed.json that is read, in bytes, and the longest message that is kept, in characters."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One run on disk. identity: of the run that is to be written or resumed; readers need none."""
+    """The folder of one run. identity: of the run that is to be written or resumed; reading needs none."""
 
     path: Path
     identity: Identity | None = None
 
     def check(self, spec: Spec, resume: bool) -> None:
-        """Refuse a folder that holds something else. Nothing is written yet."""
+        """Raise StoreError if the folder holds another run, or anything else. Nothing is written."""
         if (self.path / SPEC).exists():
             self._same_spec(spec)
             if spec.secret and self._begun() and not resume:
@@ -77,13 +79,13 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from writing here, and from the run whose reference this is."""
+        """Keep other processes from writing here, and to the run whose reference this is."""
         above = self.path.absolute().parent
         with alone(self.path, above if (above / SPEC).exists() else None):
             yield
 
     def begin(self, spec: Spec, resume: bool, device: torch.device) -> None:
-        """Take the folder over, which must be held; without `resume` start afresh."""
+        """Begin to write to the folder, which must be held. Without `resume`, remove what an earlier run left."""
         try:
             if not resume:
                 for name in (RESULT, CHECKPOINT, LINES, VERDICTS, MODEL, INPUTS, *EARLIER):
@@ -96,7 +98,7 @@ class RunFolder:
             raise _unwritable(self.path, error) from None
 
     def fail(self, spec: Spec, status: str, message: str) -> None:
-        """Write why there is no result."""
+        """Write why the run has no result."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -106,7 +108,7 @@ class RunFolder:
         self._write(FAILED, seal({"status": status, "message": message[:LONGEST]}))
 
     def failure(self) -> tuple[str, str] | None:
-        """(status, message) of a run that left no result."""
+        """(status, message) of a run that failed or was skipped; None if failed.json does not exist."""
         path = self.path / FAILED
         try:
             found = unseal(read_json(path, MOST_FAILURE), path)
@@ -120,11 +122,11 @@ class RunFolder:
         return status, plain(message[:LONGEST])
 
     def forgive(self) -> None:
-        """Forget a failure: the run is tried again."""
+        """Remove failed.json, since the run is tried again."""
         (self.path / FAILED).unlink(missing_ok=True)
 
     def _begun(self) -> bool:
-        """Whether there is something to resume."""
+        """Whether there is a result or a checkpoint."""
         return any((self.path / name).exists() for name in (RESULT, CHECKPOINT))
 
     def _same_inputs(self) -> None:
@@ -139,7 +141,7 @@ class RunFolder:
 
     def _same_spec(self, spec: Spec) -> None:
         try:
-            found = read_plain(self.path / SPEC)
+            found = read_unbuilt(self.path / SPEC)
         except SpecError as error:
             raise StoreError(
                 f"{plain(self.path)}: its spec.toml is damaged ({plain(error)}); choose another --out"
@@ -151,7 +153,7 @@ class RunFolder:
             )
 
     def result(self, spec: AnySpec | None = None) -> dict[str, Any] | None:
-        """The result of a finished run, as it was written. spec: what it must be the result of."""
+        """The fields of result.json; None if there is none. spec: of the run, with which the result must agree."""
         found = self._sealed()
         if found is None:
             return None
@@ -174,7 +176,7 @@ class RunFolder:
             raise StoreError(f"{error}; {AFRESH}") from None
 
     def checkpoint(self, federation: Federation) -> Progress | None:
-        """Where an unfinished run stands, on the federation's device."""
+        """The progress of an unfinished run, on the federation's device; None if there is no checkpoint."""
         if self.identity is None:
             raise StoreError(f"{plain(self.path)}: whose checkpoint it is was not said")
         path = self.path / CHECKPOINT
@@ -185,14 +187,14 @@ class RunFolder:
         return read_checkpoint(path, federation, self.identity)
 
     def save(self, progress: Progress) -> None:
-        """Write the checkpoint and the lines so far."""
+        """Write the checkpoint and the lines of the curve so far."""
         if self.identity is None:
             raise StoreError(f"{plain(self.path)}: whose checkpoint it is was not said")
         self._write(CHECKPOINT, pack(progress, self.identity, progress.state.params.device.type))
         self._write(LINES, _lines(progress))
 
     def finish(self, federation: Federation, progress: Progress, result: Mapping[str, Any]) -> None:
-        """Write everything a finished run leaves, the result last."""
+        """Write the files of a finished run, the result last."""
         params = federation.mechanism.model.tensors(progress.state.params.cpu())
         found = progress.reasons, progress.scores, federation.adversary.byzantine, progress.weights
         verdicts = Verdicts(*(part.cpu().numpy() for part in found))
@@ -224,8 +226,8 @@ def _lines(progress: Progress) -> bytes:
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Versions and device, so that a result can be placed later."""
-    versions = {"noisegate": __version__}  # of what runs, installed or not
+    """What environment.json holds: versions, system and device."""
+    versions = {"noisegate": __version__}  # of the code that runs, installed or not
     for name in PACKAGES:
         try:
             versions[name] = version(name)

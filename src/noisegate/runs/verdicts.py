@@ -1,4 +1,4 @@
-"""verdicts.npz: who was refused when, and why. Plain numpy, so that anyone can open it; read with care."""
+"""The file verdicts.npz: which upload was refused in which round, and why. Any program with numpy can read it."""
 
 import io
 import math
@@ -15,12 +15,15 @@ from noisegate.runs.files import read_whole
 from noisegate.views import Reason
 
 HEADER = 4096
-"""Bytes that an array may take beside its numbers."""
+"""The bytes that an array in the file may take beside its numbers."""
 
 
 @dataclass(frozen=True)
 class Verdicts:
-    """reasons, scores, weights: (rounds, n). byzantine: (n,). Files of earlier versions have no weights."""
+    """The verdicts of a run. reasons, scores, weights: (rounds, n). byzantine: (n,) whether a worker is Byzantine.
+
+    Files of earlier versions have no weights.
+    """
 
     reasons: np.ndarray
     scores: np.ndarray
@@ -37,9 +40,9 @@ def pack(verdicts: Verdicts) -> bytes:
 
 
 def read_verdicts(path: Path, rounds: int, n: int) -> tuple[Verdicts, bytes]:
-    """The verdicts of a run with that many rounds and workers, and the bytes of the file. StoreError if they are not.
+    """The verdicts of a run with that many rounds and workers, and the bytes of the file. StoreError if it is damaged.
 
-    What an array takes is known before it is unpacked, so a file that would unpack to more is refused first.
+    The size of each array is known beforehand, so a file that would unpack to more is refused before it is unpacked.
     """
     kinds: dict[str, tuple[type, tuple[int, ...]]] = {
         "reasons": (np.uint8, (rounds, n)),
@@ -65,7 +68,7 @@ def read_verdicts(path: Path, rounds: int, n: int) -> tuple[Verdicts, bytes]:
 
 
 def _array(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, kind: type, shape: tuple[int, ...]) -> np.ndarray:
-    """An array that must be so; its header is read first, since it says how much memory the rest takes."""
+    """An array of that type and shape. Its header is checked before memory is taken for its numbers."""
     with archive.open(entry) as file:
         content = io.BytesIO(file.read(entry.file_size))
     version = np.lib.format.read_magic(content)

@@ -1,4 +1,4 @@
-"""What a file says of a run, checked for types, ranges and sense before anybody believes it."""
+"""Checks of what a file says about a run: types, ranges, and whether the numbers agree with each other."""
 
 import typing
 from itertools import pairwise
@@ -10,18 +10,23 @@ from noisegate.runs.files import count, number
 from noisegate.views import Reason
 
 SHARES = ("accuracy", "best_accuracy", "byzantine", "honest_rejected", "byzantine_selected", "sampling_rate")
-"""Numbers from 0 to 1."""
+"""The fields of a result that are numbers from 0 to 1."""
 
 AT_LEAST_ONE = ("rounds", "workers", "parameters", "declared", "copies")
+"""The fields of a result that are 1 or more."""
+
 SIGNED = ("seed",)
-"""Numbers that may be below 0; no other may."""
+"""The fields of a result that may be below 0. All others are 0 or more."""
 
 WORDS = frozenset(reason.word for reason in Reason)
+"""The words for reasons in a line of a curve."""
+
 DEEPEST = 32
+"""The largest depth of nested values in a file."""
 
 
 def fields_of(kind: type, found: dict[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a dataclass from a JSON object that must have them all, each of its type and in its range."""
+    """The fields of a dataclass from a JSON object. StoreError if one is missing, of another type or out of range."""
     hints = typing.get_type_hints(kind)
     if missing := [name for name in hints if name not in found]:
         raise StoreError(f"{where} lacks {', '.join(missing)}")
@@ -47,7 +52,7 @@ def _in_range(name: str, value: Any) -> bool:
 
 
 def finite(value: Any, depth: int = 0) -> bool:
-    """Whether every number in it is finite, and it is not nested without end."""
+    """Whether all numbers in a value are finite and it is not nested deeper than DEEPEST."""
     if isinstance(value, dict):
         return depth < DEEPEST and all(finite(entry, depth + 1) for entry in value.values())
     if isinstance(value, list | tuple):
@@ -56,7 +61,7 @@ def finite(value: Any, depth: int = 0) -> bool:
 
 
 def whole_line(line: Any) -> bool:
-    """Whether it is a line of a curve."""
+    """Whether a value is a valid line of a curve."""
     if not isinstance(line, dict) or not count(line.get("round")) or not number(line.get("accuracy")):
         return False
     rejected = line.get("rejected", {})
@@ -69,14 +74,14 @@ def whole_line(line: Any) -> bool:
 
 
 def whole_curve(lines: Any, rounds: int) -> bool:
-    """Whether these are the lines of a curve, in the order of their rounds, none beyond `rounds`."""
+    """Whether these are valid lines of a curve, in the order of their rounds, none beyond `rounds`."""
     if not isinstance(lines, list | tuple) or not all(whole_line(line) for line in lines):
         return False
     return all(before < after for before, after in pairwise([0, *(line["round"] for line in lines), rounds + 1]))
 
 
 def check_result(values: dict[str, Any], where: str) -> None:
-    """That a result's numbers go together."""
+    """Raise StoreError if the accuracies of a result are not those of its curve."""
     curve = values["curve"]
     if not curve or not whole_curve(curve, values["rounds"]):
         raise StoreError(f"{where} is damaged (its curve is none)")

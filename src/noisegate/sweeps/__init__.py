@@ -1,1 +1,1 @@
-"""Many runs in one folder: which, how several at a time, and where they are kept."""
+"""Sweeps: many runs in one folder. Grids of specs, pools of processes, and the folder of a sweep."""

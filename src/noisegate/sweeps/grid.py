@@ -1,25 +1,25 @@
-"""A sweep as a file: a flat spec, and under [sweep] a list of values for each setting that varies."""
+"""The file of a sweep: the settings of a spec, and under [sweep] a list of values for each setting that varies."""
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from noisegate import checks
 from noisegate.errors import SpecError, StoreError
-from noisegate.runs.plain import AnySpec, PlainSpec, names_a_plugin, plain_spec
-from noisegate.runs.spec import FLAGS_ONLY, PARTS, Spec, make_spec, read_settings
+from noisegate.runs.spec import FLAGS_ONLY, Spec, make_spec, read_settings
+from noisegate.runs.unbuilt import AnySpec, uses_plugins
 
 MOST_RUNS = 100_000
-S = TypeVar("S", Spec, Spec | PlainSpec)
+"""The largest number of runs in one sweep."""
 
 
 @dataclass(frozen=True)
-class Grid:
-    """All combinations of the values in `axes`, each with the settings that do not vary. where: for messages."""
+class SweepGrid:
+    """All combinations of the values in `axes`, with the settings that do not vary. where: the file, for messages."""
 
     settings: Mapping[str, Any]
     axes: Mapping[str, list[Any]]
@@ -46,15 +46,12 @@ class Grid:
             raise SpecError(f"{self.where}: [sweep] makes {runs} runs, more than {MOST_RUNS}; leave some values out")
 
     def specs(self) -> list[Spec]:
-        """The distinct specs. The setting that is named last varies fastest."""
-        return self._made(make_spec)
-
-    def _made(self, make: Callable[[Mapping[str, Any], str], S]) -> list[S]:
-        found: dict[str, S] = {}
+        """The distinct specs of the grid. The setting that is named last varies fastest."""
+        found: dict[str, Spec] = {}
         for values in product(*self.axes.values()):
             chosen = dict(zip(self.axes, values, strict=True))
             try:
-                spec = make({**self.settings, **chosen}, self.where)
+                spec = make_spec({**self.settings, **chosen}, self.where)
             except SpecError as error:
                 told = str(error).removeprefix(f"{self.where}: ")
                 picked = ", ".join(f"{key} = {value!r}" for key, value in chosen.items())
@@ -67,7 +64,7 @@ class Grid:
         return [key for key, values in self.axes.items() if len(values) > 1]
 
 
-def read_grid(path: Path) -> Grid:
+def read_grid(path: Path) -> SweepGrid:
     """The sweep in a TOML file."""
     settings = read_settings(path)
     axes = settings.pop("sweep", None)
@@ -76,7 +73,7 @@ def read_grid(path: Path) -> Grid:
             f"{path}: has no [sweep] with lists of the values to try, as `seed = [1, 2, 3]`; "
             "add one, or give the file to `noisegate run`"
         )
-    return Grid(settings, axes, str(path))
+    return SweepGrid(settings, axes, str(path))
 
 
 def read_sweep(path: Path) -> list[Spec]:
@@ -84,12 +81,12 @@ def read_sweep(path: Path) -> list[Spec]:
     return read_grid(Path(path)).specs()
 
 
-def plain_specs(path: Path) -> list[AnySpec]:
-    """The same with nothing imported, for those who only look. StoreError if a plugin's part varies or is named."""
+def unbuilt_specs(path: Path) -> list[AnySpec]:
+    """The specs of a sweep in a TOML file, for commands that only show it. StoreError if it uses plugins."""
     grid = read_grid(path)
-    if any(names_a_plugin(entry) for part in PARTS for entry in (grid.settings.get(part), grid.axes.get(part))):
+    if uses_plugins(grid.settings) or uses_plugins(grid.axes):
         raise StoreError(
             f"{path}: names a part of your own, and what is to be run with it is not listed in specs.json; "
             "`noisegate sweep` writes that file"
         )
-    return grid._made(plain_spec)
+    return list(grid.specs())

@@ -6,52 +6,55 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from noisegate import checks
 from noisegate.compute import Compute
-from noisegate.errors import SpecError
-from noisegate.redteam.search import Outcome
 from noisegate.runs.launch import run, run_together
-from noisegate.runs.result import Result
 from noisegate.runs.spec import Spec
+from noisegate.runs.unbuilt import uses_plugins
+from noisegate.sweeps.outcome import Outcome, broken, outcome_of
 from noisegate.version import __version__
 
 SIDE_BY_SIDE = 16
-"""Runs that share a CUDA device unless told otherwise."""
+"""How many runs share a CUDA device, unless `jobs` says otherwise."""
 
 MOST_JOBS = 1024
+"""The largest number of runs at a time."""
 
 GRACE = 20.0
-"""Seconds for a process that is stopped to save where its run stands."""
+"""Seconds that an interrupted process has to save where its run stands."""
 
 LATE_GRACE = 2.0
-"""The same for one whose time is up: it may be stuck."""
+"""Seconds that a process has to end when its run has reached the time limit. It may hang."""
 
 T = TypeVar("T")
+
 One = Callable[[Spec, Compute], Outcome]
+"""Runs a spec in a process of the pool."""
+
 Several = Callable[[Sequence[Spec], Compute], list[Outcome]]
+"""Runs specs side by side on a CUDA device."""
 
 
 class Pool:
-    """Runs specs and says what came of each as soon as it is known. A run that breaks breaks no other.
+    """Runs specs, and tells what came of each as soon as it has ended. A run that raises stops no other.
 
-    A run that calls a plugin's code is given to a process even where there is one job: that code may end the process,
-    or never come back.
+    A run that uses a plugin gets a process of its own even with one job: the plugin may exit, or never return.
 
-    jobs: how many at a time; None takes a process for each core, or 16 on a CUDA device. On a CPU a run has one thread
+    jobs: how many runs at a time; None is one for each core, or 16 on a CUDA device. On a CPU a run has one thread
     unless `compute` says otherwise, so that its numbers do not depend on how many run beside it.
-    one, several: what is done with a spec, in a process that can import it, and with several on a CUDA device; as here
-    nothing is left on disk.
-    time_limit: seconds that a run may take; then its process is ended, and it has failed.
+    one: what is done with a spec; a function that another process can import. several: what is done with specs that
+    share a CUDA device. The defaults leave nothing on disk.
+    time_limit: seconds that a run may take. Then its process is ended, and the run has failed.
     """
 
     def __init__(
@@ -66,21 +69,21 @@ class Pool:
             checks.count(jobs=jobs)
             if jobs > MOST_JOBS:
                 raise checks.refuse("jobs", jobs, f"must be at most {MOST_JOBS}")
+        self.cuda = compute.resolve().type == "cuda"
         if time_limit is not None:
             checks.positive(time_limit=time_limit)
-            if compute.resolve().type == "cuda":
-                rule = "runs on a CUDA device share a process, and one alone cannot be ended; use --device cpu"
-                raise checks.refuse("time_limit", time_limit, rule)
+            if self.cuda:
+                why = "runs on a CUDA device share a process, and one alone cannot be ended; use --device cpu"
+                raise checks.refuse("time_limit", time_limit, why)
         self.time_limit = time_limit
-        self.cuda = compute.resolve().type == "cuda"
         self.compute = compute if self.cuda else replace(compute, threads=compute.threads or 1)
         self.jobs = jobs or (SIDE_BY_SIDE if self.cuda else max(1, _cores() // (self.compute.threads or 1)))
         self.one, self.several = one or alone, several or side_by_side
-        self._hands: dict[Connection, BaseProcess] = {}
+        self._processes: dict[Connection, BaseProcess] = {}
 
     @property
     def how(self) -> str:
-        """What the numbers of this pool depend on beside the spec: what was run otherwise may have others."""
+        """The version and the flags. Runs with another version or other flags may give other numbers."""
         return f"noisegate {__version__} {self.flags}"
 
     @property
@@ -91,7 +94,7 @@ class Pool:
 
     @property
     def pace(self) -> str:
-        """How many at a time, for people."""
+        """How many runs at a time, as text."""
         return f"{self.jobs} at a time"
 
     def __enter__(self) -> "Pool":
@@ -100,108 +103,97 @@ class Pool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whatever still runs is stopped. A run with a folder saves where it stands."""
-        for process in self._hands.values():
+        """End all processes. A run with a folder saves where it stands."""
+        for process in self._processes.values():
             process.terminate()
         end = time.monotonic() + GRACE
-        for hand in list(self._hands):
-            self._dismiss(hand, max(0.1, end - time.monotonic()))
+        for connection in list(self._processes):
+            self._end_process(connection, max(0.1, end - time.monotonic()))
 
     def play(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
-        """(which spec, what came of it), in the order in which they end."""
+        """(position of the spec, what came of it), in the order in which the runs end."""
         if self.cuda:
             for batch in batches(specs, self.jobs):
                 yield from zip(batch, self.several([specs[i] for i in batch], self.compute), strict=True)
-        elif self.jobs == 1 and self.time_limit is None and not any(map(calls_plugins, specs)):
+        elif self.jobs == 1 and self.time_limit is None and not any(uses_plugins(spec.canonical()) for spec in specs):
             yield from ((i, self.one(spec, self.compute)) for i, spec in enumerate(specs))
         else:
-            yield from self._share_out(specs)
+            yield from self._play_in_processes(specs)
 
-    def _share_out(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
+    def _play_in_processes(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
         waiting, busy = deque(enumerate(specs)), dict[Connection, int]()
-        due = dict[Connection, float]()  # when the time of a run is up
+        due = dict[Connection, float]()  # when a run reaches its time limit
         while waiting or busy:
             while waiting and len(busy) < self.jobs:
-                hand = next((hand for hand in self._hands if hand not in busy), None) or self._hire()
+                idle = next((one for one in self._processes if one not in busy), None) or self._start_process()
                 try:
-                    hand.send(waiting[0][1])
+                    idle.send(waiting[0][1])
                 except ConnectionError:
-                    self._dismiss(hand)  # it was ended while it waited
+                    self._end_process(idle)  # it died while it was idle
                     continue
-                busy[hand] = waiting.popleft()[0]
+                busy[idle] = waiting.popleft()[0]
             left = max(0.0, min(due.values()) - time.monotonic()) if due else None
             for ready in wait(list(busy), left):
-                hand = next(hand for hand in busy if hand is ready)
+                connection = next(one for one in busy if one is ready)
                 try:
-                    outcome: Outcome | None = hand.recv()
+                    outcome: Outcome | None = connection.recv()
                 except (EOFError, ConnectionError):
-                    outcome = Outcome("failed", message=self._why_it_ended(hand))
-                    self._dismiss(hand)
-                if outcome is None:  # it has begun; that took as long as Python and torch take to start
+                    outcome = Outcome("failed", message=self._why_it_ended(connection))
+                    self._end_process(connection)
+                if outcome is None:  # the run has begun; the time to start Python and import torch does not count
                     if self.time_limit is not None:
-                        due[hand] = time.monotonic() + self.time_limit
+                        due[connection] = time.monotonic() + self.time_limit
                     continue
-                due.pop(hand, None)
-                yield busy.pop(hand), outcome
-            for hand in [hand for hand, end in due.items() if end <= time.monotonic()]:
-                del due[hand]
-                self._dismiss(hand, LATE_GRACE)
-                told = f"took longer than its time limit, {self.time_limit:g} s, and was ended"
-                yield busy.pop(hand), Outcome("failed", message=told)
+                due.pop(connection, None)
+                yield busy.pop(connection), outcome
+            for connection in [one for one, end in due.items() if end <= time.monotonic()]:
+                del due[connection]
+                self._end_process(connection, LATE_GRACE)
+                message = f"took longer than its time limit, {self.time_limit:g} s, and was ended"
+                yield busy.pop(connection), Outcome("failed", message=message)
 
-    def _hire(self) -> Connection:
+    def _start_process(self) -> Connection:
+        """The connection to a new process of the pool."""
         ours, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         process = context.Process(target=_serve, args=(theirs, self.compute, self.one), daemon=True)
-        with _deaf():
+        with _interrupts_ignored():
             process.start()
         theirs.close()
-        self._hands[ours] = process
+        self._processes[ours] = process
         return ours
 
-    def _dismiss(self, hand: Connection, grace: float = GRACE) -> None:
-        """End a process for good."""
-        process = self._hands.pop(hand)
+    def _end_process(self, connection: Connection, grace: float = GRACE) -> None:
+        """End a process of the pool: interrupt it, and kill it after `grace` seconds."""
+        process = self._processes.pop(connection)
         process.terminate()
         process.join(grace)
         process.kill()
         process.join()
-        hand.close()
+        connection.close()
 
-    def _why_it_ended(self, hand: Connection) -> str:
-        """Of a process that has hung up."""
-        process = self._hands[hand]
+    def _why_it_ended(self, connection: Connection) -> str:
+        """Why a process has closed its connection, as text."""
+        process = self._processes[connection]
         process.join(1.0)
         if (status := process.exitcode) is not None and status >= 0:
             return f"its process ended in the middle of it (status {status}), as code that exits does"
         return "its process was ended from outside, as for want of memory, or crashed"
 
 
-def calls_plugins(spec: Spec) -> bool:
-    """Whether a part of a spec is loaded from a path, as package.module:Name."""
-    left: list[Any] = [spec.attack, spec.aggregator, spec.worker]
-    while left:
-        part = left.pop()
-        if isinstance(part, Mapping):
-            left += [entry for key, entry in part.items() if key == "name" or isinstance(entry, Mapping)]
-        elif ":" in str(part):
-            return True
-    return False
-
-
 def batches(specs: Sequence[Spec], most: int) -> list[list[int]]:
-    """Which to run side by side, by position: those next to one another by data set, attackers' share and attack.
+    """Which specs to run side by side, by position: at most `most` with similar data set, Byzantine share and attack.
 
-    Their rounds take about as long, and a batch waits for its last.
+    Rounds of similar runs take about as long, and a batch waits for its slowest run.
     """
-    like = sorted(range(len(specs)), key=lambda i: (specs[i].dataset, specs[i].byzantine, str(specs[i].attack)))
-    return [like[first : first + most] for first in range(0, len(like), most)]
+    order = sorted(range(len(specs)), key=lambda i: (specs[i].dataset, specs[i].byzantine, str(specs[i].attack)))
+    return [order[first : first + most] for first in range(0, len(order), most)]
 
 
 def left_of_part(specs: Sequence[Spec], part: str, most: int, done: Container[str]) -> list[Spec]:
-    """What is left to one of several processes that share these runs, as "2/4"; done: names of runs.
+    """The specs that are left to one of several processes. part: which, as "2/4". done: names of runs that ended.
 
-    First to each its own batches, then without those that are done: however far the others are, no run is lost.
+    The batches are shared out before runs that are done are dropped, so the shares do not depend on what is done.
     """
     number, parts = map(int, part.split("/"))
     own = [specs[i] for batch in batches(specs, most)[number - 1 :: parts] for i in batch]
@@ -209,15 +201,15 @@ def left_of_part(specs: Sequence[Spec], part: str, most: int, done: Container[st
 
 
 def alone(spec: Spec, compute: Compute) -> Outcome:
-    """What comes of one run."""
+    """Run one spec."""
     try:
         return outcome_of(run(spec, compute=compute))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # of anyone's attack or rule; the search goes on without it
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # plugins raise anything; the pool goes on
         return broken(error)
 
 
 def side_by_side(specs: Sequence[Spec], compute: Compute) -> list[Outcome]:
-    """What comes of runs that share a device. If one of them breaks, both halves are tried by themselves."""
+    """Run specs side by side on one device. If that raises, each half of them is run by itself."""
 
     def together(specs: Sequence[Spec]) -> list[Outcome]:
         return [outcome_of(result) for result in run_together(specs, compute=compute)]
@@ -226,53 +218,41 @@ def side_by_side(specs: Sequence[Spec], compute: Compute) -> list[Outcome]:
 
 
 def halved(specs: Sequence[Spec], together: Callable[[Sequence[Spec]], list[T]], one: Callable[[Spec], T]) -> list[T]:
-    """What comes of all specs together; where that breaks, of the halves, and in the end of each by itself."""
+    """The results of all specs together; if that raises, of each half, and in the end of each spec by itself."""
     if len(specs) < 2:
         return [one(spec) for spec in specs]
     try:
         return together(specs)
-    except (Exception, SystemExit):  # noqa: BLE001  # whatever it was, it comes again where it belongs
+    except (Exception, SystemExit):  # noqa: BLE001  # the run that raised will raise again by itself
         half = len(specs) // 2
-    # Out here the error is gone, and with it the memory of what it broke.
+    # Outside of the except clause the error is freed, and with it the memory of the runs.
     return [*halved(specs[:half], together, one), *halved(specs[half:], together, one)]
 
 
-def outcome_of(result: Result) -> Outcome:
-    """What came of a run that ended."""
-    return Outcome("done", result.accuracy, result.byzantine_selected, result.honest_rejected)
-
-
-def broken(error: BaseException) -> Outcome:
-    """What came of a run that raised."""
-    if isinstance(error, SpecError):
-        return Outcome("skipped", message=checks.told(error))
-    return Outcome("failed", message=f"{type(error).__name__}: {checks.told(error)}")
-
-
-def _serve(line: Connection, compute: Compute, one: One) -> None:
-    """Run what comes in until nobody asks any more."""
+def _serve(connection: Connection, compute: Compute, one: One) -> None:
+    """What a process of the pool does: run each spec that comes in, until the connection is closed."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         torch.set_num_threads(compute.threads or 1)
         while True:
-            spec = line.recv()
-            line.send(None)
-            line.send(one(spec, compute))
+            spec = connection.recv()
+            connection.send(None)
+            connection.send(one(spec, compute))
     except (EOFError, ConnectionError, KeyboardInterrupt):
         return
 
 
 def _interrupt(number: int, _: object) -> None:
-    """To be ended is to be interrupted, so that a run is saved; once, so that nothing interrupts the saving."""
+    """Turn SIGTERM into KeyboardInterrupt, so that a run is saved; once, so that nothing interrupts the saving."""
     signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """A process started here ignores Ctrl-C, which reaches all processes of a terminal: the first one ends the rest."""
+def _interrupts_ignored() -> Iterator[None]:
+    """Processes started within ignore Ctrl-C, which reaches all processes of a terminal. The pool ends them itself."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals are the main thread's
+        yield  # only the main thread may set signal handlers
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -12,23 +12,25 @@ import torch
 from noisegate.checks import refuse
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
-from noisegate.redteam.search import Outcome
 from noisegate.runs.spec import Spec
+from noisegate.sweeps.outcome import Outcome
 from noisegate.sweeps.pool import GRACE, One, Pool, Several
 
 ADDRESS = "RAY_ADDRESS"
+"""The environment variable with the address of the cluster."""
+
 RETRIES = 5
-"""How often a run may lose its process before it counts as failed. It goes on where its folder says."""
+"""How often a run may lose its process before it counts as failed. Each time it resumes from its folder."""
 
 PATIENCE = 10.0
-"""Seconds for a cluster to answer."""
+"""Seconds that a cluster has to answer."""
 
 
 class RayPool(Pool):
-    """A pool whose runs are tasks of Ray: a task for each on CPUs, or for as many as share a GPU.
+    """A pool whose runs are tasks of Ray: one task for each run on CPUs, or for each batch that shares a GPU.
 
-    RAY_ADDRESS says where the cluster is; without it, or a Ray that this process has started itself, one of this
-    machine is started, with `jobs` times the threads of a run as its CPUs. A process that dies is replaced.
+    RAY_ADDRESS says where the cluster is. Without it, and unless this process has started Ray itself, a cluster is
+    started on this machine, with `jobs` times the threads of a run as its CPUs. Ray replaces a process that dies.
     """
 
     def __init__(
@@ -40,7 +42,7 @@ class RayPool(Pool):
         time_limit: float | None = None,
     ) -> None:
         super().__init__(compute, jobs, one, several)
-        if time_limit is not None:  # a task may wait for its turn for hours, and nobody tells when it has begun
+        if time_limit is not None:  # a task may wait for hours, and Ray does not tell when it begins
             raise refuse("time_limit", time_limit, "cannot be kept with engine = 'ray'; use --engine local")
         try:
             self.ray: Any = importlib.import_module("ray")
@@ -49,13 +51,13 @@ class RayPool(Pool):
                 "engine = 'ray': Ray is not installed here; pip install 'noisegate[ray]', or use --engine local"
             ) from None
         self.address = os.environ.get(ADDRESS, "").removeprefix("local")
-        self._most = jobs  # tasks at a time on a cluster; None: all, and Ray decides
+        self._most = jobs  # tasks that are submitted at a time; None: all, and Ray decides how many run
         self._started = False
         self._pending: dict[Any, range] = {}
 
     @property
     def pace(self) -> str:
-        """How many at a time, for people."""
+        """How many runs at a time, as text."""
         return super().pace if self._most or not self.address else "as many at a time as the cluster has room for"
 
     def __enter__(self) -> "RayPool":
@@ -65,7 +67,7 @@ class RayPool(Pool):
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         try:
             if self.address:
-                _knock(self.address)
+                _check_address(self.address)
                 self.ray.init(address=self.address, **quiet)
             else:
                 cpus = self.jobs * (self.compute.threads or 1)
@@ -80,7 +82,7 @@ class RayPool(Pool):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Whatever still runs is interrupted, which saves where it stands."""
+        """Interrupt what still runs, which saves where it stands."""
         if not self.ray.is_initialized():
             return
         for task in self._pending:
@@ -92,7 +94,7 @@ class RayPool(Pool):
             self.ray.shutdown()
 
     def play(self, specs: Sequence[Spec]) -> Iterator[tuple[int, Outcome]]:
-        """(which spec, what came of it), in the order in which they end."""
+        """(position of the spec, what came of it), in the order in which the runs end."""
         size = self.jobs if self.cuda else 1
         waiting = [range(first, min(first + size, len(specs))) for first in range(0, len(specs), size)][::-1]
         most = len(waiting) if self._most is None or self.cuda else self._most
@@ -117,16 +119,16 @@ class RayPool(Pool):
             return [Outcome("failed", message=f"{type(error).__name__}: {last[0]}")] * count
 
 
-def _knock(address: str) -> None:
-    """Raise if nobody answers, for which Ray would wait minutes."""
+def _check_address(address: str) -> None:
+    """Raise OSError if no one answers at the address. Ray itself would wait for minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if colon and port.isdecimal():
         socket.create_connection((host, int(port)), timeout=PATIENCE).close()
 
 
-def _task(one: One, several: Several, specs: Sequence[Spec], compute: Compute, place: str) -> list[Outcome]:
-    """What a process of the cluster does. place: the folder that relative paths start from."""
-    os.chdir(place)
+def _task(one: One, several: Several, specs: Sequence[Spec], compute: Compute, folder: str) -> list[Outcome]:
+    """What a process of the cluster does. folder: where relative paths start from."""
+    os.chdir(folder)
     if len(specs) > 1:
         return several(specs, compute)
     torch.set_num_threads(compute.threads or 1)

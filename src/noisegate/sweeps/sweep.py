@@ -9,17 +9,20 @@ from typing import Literal
 from noisegate import checks
 from noisegate.compute import Compute
 from noisegate.errors import StoreError
-from noisegate.redteam.search import Outcome
 from noisegate.runs.spec import Spec
-from noisegate.sweeps.cells import Cell, SweepFolder, play_one, play_several
-from noisegate.sweeps.grid import Grid, read_grid, read_sweep
+from noisegate.sweeps.folder import SweepCell, SweepFolder
+from noisegate.sweeps.grid import SweepGrid, read_grid, read_sweep
+from noisegate.sweeps.outcome import Outcome
+from noisegate.sweeps.play import play_one, play_several
 from noisegate.sweeps.pool import Pool
 from noisegate.sweeps.ray_pool import RayPool
 
-__all__ = ["Cell", "Engine", "Grid", "SweepFolder", "hire", "read_grid", "read_sweep", "sweep"]
+__all__ = ["Engine", "SweepCell", "SweepFolder", "SweepGrid", "make_pool", "read_grid", "read_sweep", "sweep"]
 
 Engine = Literal["local", "ray"]
 ENGINES = ("local", "ray")
+"""The names of the two kinds of pool."""
+
 POLL = 0.5
 """Seconds between two looks at the runs that other processes work on."""
 
@@ -32,22 +35,22 @@ def sweep(
     compute: Compute | None = None,
     jobs: int | None = None,
     time_limit: float | None = None,
-    watch: Callable[[Cell], None] | None = None,
-) -> list[Cell]:
-    """Run what is not done yet, and give how all runs stand, in the order of `specs`.
+    watch: Callable[[SweepCell], None] | None = None,
+) -> list[SweepCell]:
+    """Run the specs that have no result yet, and give the cells of all, in the order of `specs`.
 
-    A run that breaks stops no other, and is tried again next time. What another process works on is left to it, and
-    its result taken over. watch: called with each run that ends from now on.
-    engine, compute, jobs, time_limit: as for `hire`.
+    A run that raises stops no other, and is tried again next time. A run that another process works on is left to
+    that process, and its result is taken over. watch: called with the cell of each run that ends during this call.
+    engine, compute, jobs, time_limit: as for `make_pool`.
     """
     folder = folder if isinstance(folder, SweepFolder) else SweepFolder(Path(folder))
     distinct = {spec.name(): spec for spec in specs}
     folder.check(list(distinct.values()))
-    pool = hire(engine, folder, compute or Compute(), jobs, time_limit)
+    pool = make_pool(engine, folder, compute or Compute(), jobs, time_limit)
     ended = {name: cell for name, spec in distinct.items() if (cell := folder.cell(spec)).status == "done"}
     mine, others = [spec for name, spec in distinct.items() if name not in ended], list[Spec]()
 
-    def end(cell: Cell) -> None:
+    def end(cell: SweepCell) -> None:
         ended[cell.spec.name()] = cell
         if watch:
             watch(cell)
@@ -56,7 +59,7 @@ def sweep(
         with pool:
             while mine or others:
                 for i, outcome in pool.play(mine):
-                    cell = _came_of(folder, mine[i], outcome)
+                    cell = _cell_after(folder, mine[i], outcome)
                     if cell.ended:
                         end(cell)
                     else:
@@ -64,7 +67,9 @@ def sweep(
                 if others:
                     time.sleep(POLL)
                 cells = folder.cells(others)
-                mine = [cell.spec for cell in cells if cell.status == "missing"]  # given up by whoever had it
+                mine = [
+                    cell.spec for cell in cells if cell.status == "missing"
+                ]  # the process that worked on it has ended
                 others = [cell.spec for cell in cells if cell.status == "running"]
                 for cell in cells:
                     if cell.ended:
@@ -72,30 +77,30 @@ def sweep(
     return [ended[spec.name()] for spec in specs]
 
 
-def hire(
+def make_pool(
     engine: Engine, folder: SweepFolder, compute: Compute, jobs: int | None, time_limit: float | None = None
 ) -> Pool:
-    """Whoever runs the specs of a sweep. time_limit: seconds that a run may take, as for `Pool`.
+    """The pool that runs the specs of a sweep. jobs, time_limit: as for `Pool`.
 
-    local: processes of this machine, or runs side by side on its CUDA device. ray: tasks on the cluster of RAY_ADDRESS,
-    where the folder must have the same path on every machine, or else on one of this machine alone.
+    engine: "local" is processes of this machine, or runs side by side on its CUDA device. "ray" is tasks on the
+    cluster of RAY_ADDRESS, on every machine of which the folder must have the same path, or on one of this machine.
     """
     checks.one_of(ENGINES, engine=engine)
-    everywhere = SweepFolder(folder.path.absolute())
+    absolute = SweepFolder(folder.path.absolute())
     kind = RayPool if engine == "ray" else Pool
-    return kind(compute, jobs, partial(play_one, everywhere), partial(play_several, everywhere), time_limit)
+    return kind(compute, jobs, partial(play_one, absolute), partial(play_several, absolute), time_limit)
 
 
-def _came_of(folder: SweepFolder, spec: Spec, outcome: Outcome) -> Cell:
-    """How a run stands that came back. What the folder says counts; a process that was killed could not write there."""
+def _cell_after(folder: SweepFolder, spec: Spec, outcome: Outcome) -> SweepCell:
+    """The cell of a run that a pool gave back. If its process was killed, its failure is written here."""
     cell = folder.cell(spec)
     if cell.status != "missing" or outcome.status != "failed":
         return cell
     try:
-        with folder.claim(spec) as claim:
-            if claim is None:
+        with folder.lock(spec) as lock:
+            if lock is None:
                 return folder.cell(spec)
             folder.fail(spec, outcome)
     except StoreError:
-        pass  # and if nothing can be written there, that is the failure
-    return Cell(spec, "failed", None, outcome.message)
+        pass  # nothing can be written there; the cell still tells the failure
+    return SweepCell(spec, "failed", None, outcome.message)

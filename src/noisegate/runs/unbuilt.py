@@ -1,8 +1,8 @@
-"""A spec that is read, not built: nothing that it names is imported. For commands that only look.
+"""Specs that are read but not built, so that no plugin is imported. For commands that only show a folder.
 
-A spec may name a plugin's class, `package.module:Name`, and to build such a spec runs that module's code. What only
-shows a folder must not. Where a spec names none, it is an ordinary `Spec`. Where it does, it is a `PlainSpec`: the
-other settings are checked as always, with a built-in part standing in for each plugin.
+A spec may name a plugin, `package.module:Name`, and building such a spec runs that module's code. A command that only
+shows a folder must not do so. Here a spec that uses no plugin is read as an ordinary `Spec`. One that does is read as
+an `UnbuiltSpec`: its other settings are checked as always, with a built-in part in place of each plugin.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,57 +14,65 @@ from noisegate.errors import SpecError
 from noisegate.runs.spec import PARTS, Spec, make_spec, name_of, read_settings
 
 STAND_INS = {"attack": "none", "aggregator": "mean", "worker": "normalized"}
+"""The built-in part that takes the place of a plugin while the other settings are checked."""
+
 DEEPEST = 16
+"""The largest depth of a plugin's nested settings."""
 
 
 @dataclass(frozen=True)
-class PlainSpec:
-    """A spec whose `plugins`, by part, are only text. standin: the same with built-in parts in their places."""
+class UnbuiltSpec:
+    """A spec that uses plugins and was not built. plugins: the settings of these parts. standin: the rest, built."""
 
     standin: Spec
     plugins: Mapping[str, Mapping[str, Any]]
 
     def canonical(self) -> dict[str, Any]:
-        """As of the spec itself: settings that were written by `to_toml` are in their one form already."""
+        """The canonical form of the spec, given that its plugins' settings were written by `Spec.to_toml`."""
         return {**self.standin.canonical(), **{part: dict(entry) for part, entry in self.plugins.items()}}
 
     def name(self) -> str:
-        """The run's name, as of the spec itself."""
+        """The run's name: the same as that of the spec when it is built."""
         return name_of(self.canonical())
 
     @property
     def rounds(self) -> int | None:
-        """As it was asked for."""
+        """The setting `rounds` of the spec."""
         return self.standin.rounds
 
 
-AnySpec = Spec | PlainSpec
+AnySpec = Spec | UnbuiltSpec
 
 
-def plain_spec(settings: Mapping[str, Any], where: str = "spec") -> AnySpec:
-    """A spec from loose settings, nothing imported."""
+def unbuilt_spec(settings: Mapping[str, Any], where: str = "spec") -> AnySpec:
+    """The spec with these settings: an UnbuiltSpec if it uses plugins, else a Spec. Imports no plugin."""
     plugins: dict[str, Mapping[str, Any]] = {}
     for part in PARTS:
         found = settings.get(part)
-        if isinstance(found, str | Mapping) and names_a_plugin(found):
+        if isinstance(found, str | Mapping) and _names_a_plugin(found):
             plugins[part] = {"name": found} if isinstance(found, str) else found
             _check(part, plugins[part], where)
     spec = make_spec({**settings, **{part: STAND_INS[part] for part in plugins}}, where)
-    return PlainSpec(spec, plugins) if plugins else spec
+    return UnbuiltSpec(spec, plugins) if plugins else spec
 
 
-def read_plain(path: Path) -> AnySpec:
-    """The spec in a TOML file, nothing imported."""
-    return plain_spec(read_settings(path), str(path))
+def read_unbuilt(path: Path) -> AnySpec:
+    """The spec in a TOML file, as of `unbuilt_spec`."""
+    return unbuilt_spec(read_settings(path), str(path))
 
 
-def names_a_plugin(part: Any) -> bool:
-    """Whether a part, or one that it wraps, is a plugin's class."""
+def uses_plugins(settings: Mapping[str, Any]) -> bool:
+    """Whether attack, aggregator or worker is a plugin, or wraps one. settings: of a spec, or lists of them."""
+    return any(_names_a_plugin(settings.get(part)) for part in PARTS)
+
+
+def _names_a_plugin(part: Any) -> bool:
+    """Whether any text in a part is a plugin's path. No built-in part has a name or a setting with a colon."""
     return any(isinstance(entry, str) and ":" in entry for entry, _ in _entries(part))
 
 
 def _entries(part: Any) -> Iterator[tuple[Any, int]]:
-    """All values of a part, however deep, and how deep."""
+    """All values of a part at any depth, each with its depth."""
     waiting: list[tuple[Any, int]] = [(part, 0)]
     while waiting:
         entry, depth = waiting.pop()
@@ -75,7 +83,7 @@ def _entries(part: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _check(part: str, entry: Mapping[str, Any], where: str) -> None:
-    """A plugin's settings are its own, but they have to be such that a spec can hold."""
+    """Raise SpecError if a plugin's settings hold values that a spec cannot hold."""
     if not isinstance(entry.get("name"), str):
         raise SpecError(f"{where}: {part}: needs a name")
     for value, depth in _entries(entry):

@@ -1,0 +1,33 @@
+"""What came of one run, as the pool that ran it tells."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from noisegate import checks
+from noisegate.errors import SpecError
+from noisegate.runs.result import Result
+
+Status = Literal["done", "skipped", "failed"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a run. skipped: what was asked for cannot exist, and `message` says why. failed: the run raised."""
+
+    status: Status
+    accuracy: float | None = None
+    byzantine_selected: float | None = None
+    honest_rejected: float | None = None
+    message: str = ""
+
+
+def outcome_of(result: Result) -> Outcome:
+    """The outcome of a run that ended with a result."""
+    return Outcome("done", result.accuracy, result.byzantine_selected, result.honest_rejected)
+
+
+def broken(error: BaseException) -> Outcome:
+    """The outcome of a run that raised."""
+    if isinstance(error, SpecError):
+        return Outcome("skipped", message=checks.told(error))
+    return Outcome("failed", message=f"{type(error).__name__}: {checks.told(error)}")
