@@ -30,8 +30,8 @@ Floats = NDArray[np.float32]
 Integers = NDArray[np.integer]
 
 FINENESS = 8.0
-"""A bin has up to 1 / (FINENESS sqrt(d)) of the noise's mass, the one in the middle twice as much. The threshold shrinks
-like 1 / sqrt(d) too, so that this stays about an eleventh of it.
+"""A bin has up to 1 / (FINENESS sqrt(d)) of the noise's mass, the one in the middle twice as much. The threshold
+shrinks like 1 / sqrt(d) too, so that this stays about an eleventh of it.
 
 Finer bins take longer to compare, coarser ones leave more rows in doubt (now one in 25 of pure noise)."""
 
@@ -39,7 +39,7 @@ KEY_OF_INF = 0x7F800000
 """Of float32 infinity, among `_keys_of` values."""
 
 CHUNK = 2_400_000
-"""Bytes of scratch for the counts in bins: what stays near a core. At d = 25,450 nine rows: int16 numbers their bins."""
+"""Bytes of scratch for the counts in bins: what stays near a core. At d = 25,450 nine rows, whose bins fit int16."""
 
 
 def norm_interval(d: int, noise_std: float, width: float) -> tuple[float, float]:
