@@ -40,14 +40,17 @@ def play(
     active = run.active(phase)
     batch = gather(active.draw(private(BATCH)), active.at_once, room)
     drawn = active.numbers(batch)
-    x, y = None, run.y.index_select(0, drawn)
+    # What is worked on at once is looked up once; else part by part, since it takes memory.
+    x = run.x.index_select(0, drawn) if len(batch.parts) == 1 else None
+    y = run.y.index_select(0, drawn)
 
     # 2. Attacks on data act before anyone trains.
     if active.liars:
         lying = places(active.lying.index_select(0, batch.owner), room.liars if room else 0, room)
         knows = DataView(run.classes, phase, partial(rng, "poison"))
         for some in lying.split(POISONED_AT_ONCE):
-            mine = run.x.index_select(0, drawn.index_select(0, some)), y.index_select(0, some)
+            own_x = run.x.index_select(0, drawn.index_select(0, some)) if x is None else x.index_select(0, some)
+            mine = own_x, y.index_select(0, some)
             bad_x, bad_y = checked_examples(*run.attack.poison(*mine, knows), len(some), run.classes, room)
             y.index_copy_(0, some, bad_y.to(y))
             if bad_x is not mine[0] or bad_x._version:  # another tensor, or the same one written to
