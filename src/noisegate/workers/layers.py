@@ -116,6 +116,11 @@ class Groups:
         add_rows(totals, self.owner, values.flatten(1) if values.ndim > 1 else values[:, None])
         return totals[:-1].reshape(-1, *values.shape[1:])
 
+    @property
+    def one_each(self) -> bool:
+        """Whether every worker has exactly one example, and no place is empty."""
+        return self.width == 1 and self.sizes == [1] * len(self.starts[1:]) + [0]
+
     @cached_property
     def sizes(self) -> list[int]:
         """How many examples each worker has, and how many places are empty. The host has to look for this."""
@@ -182,6 +187,11 @@ class Plain:
         """into (n, d) += the workers' weighted sums of gradients, by weights (E,)."""
         if self._one_by_one:
             weighted, sizes = self.delta * weights[:, None], self.groups.sizes
+            if self.groups.one_each:
+                self.layer.matrix(into).addcmul_(weighted[:, :, None], self.a[:, None, :])
+                if self.layer.bias is not None:
+                    into[:, self.layer.bias] += weighted
+                return
             turned, matrices = weighted.T.split(sizes, 1), self.layer.matrix(into).unbind()
             for delta, own, matrix in zip(turned, self.a.split(sizes), matrices, strict=False):
                 matrix.addmm_(delta, own)
