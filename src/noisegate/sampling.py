@@ -103,7 +103,7 @@ class Poisson:
         held, chance = _held(sizes), self.rate(declared)
 
         def draw(rng: Randomness) -> Tensor:
-            drawn = [uniform < chance for _, uniform in _uniform(held, rng)]
+            drawn = [_below(uniform, chance) for _, uniform in _uniform(held, rng)]
             return _joined(drawn) if held.all else _joined(drawn).logical_and_(held.marks)
 
         return draw
@@ -245,6 +245,10 @@ def _uniform(held: _Held, rng: Randomness) -> Iterator[tuple[slice, Tensor]]:
         block = slice(first, min(first + DRAWN_AT_ONCE, n))
         shape = block.stop - first, longest
         yield block, uniforms(rng, shape, held.marks.device)
+
+
+def _below(uniform: Tensor, chance: float) -> Tensor:
+    return uniform < chance if uniform.is_cuda else torch.from_numpy(uniform.numpy() < chance)
 
 
 def _joined(blocks: list[Tensor]) -> Tensor:

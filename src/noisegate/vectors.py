@@ -37,6 +37,8 @@ class FlatModel:
         self.shapes = [tuple(value.shape) for _, value in self.module.named_parameters()]
         self.sizes = [value.numel() for _, value in self.module.named_parameters()]
         self.d = sum(self.sizes)
+        self.shares = len(self.names) < sum(1 for _ in self.module.named_parameters(remove_duplicate=False))
+        """Whether a parameter has several names, which are looked for in every call only where there are any."""
 
     def initial(self) -> Tensor:
         """The module's own parameters as one vector."""
@@ -53,7 +55,7 @@ class FlatModel:
 
     def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
         """What the module with the parameters `vector` says of the examples `x`."""
-        result: Tensor = functional_call(self.module, self.tensors(vector), (x,))
+        result: Tensor = functional_call(self.module, self.tensors(vector), (x,), tie_weights=self.shares)
         return result
 
     def losses(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:

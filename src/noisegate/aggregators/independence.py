@@ -29,7 +29,7 @@ ALIKE = 0.5
 STEP = 2.0
 """Less of a difference in the logarithm of trust is none."""
 
-ROWS = 64
+ROWS = 32
 """Uploads whose products with those before them a CPU makes at once: the rest of the matrix is the same once more."""
 
 TURNS = 2

@@ -25,16 +25,14 @@ from torch import Tensor
 from noisegate import kernels
 from noisegate.aggregators.first_floats import Flags, Floats, Integers, first_floats
 
-REACH = 6.0
-"""The grid's bins of equal width cover [-REACH, REACH] standard deviations; one more on either side takes the rest."""
+FINENESS = 8.0
+"""A bin has up to 1 / (FINENESS sqrt(d)) of the noise's mass, the one in the middle twice as much. The threshold
+shrinks like 1 / sqrt(d) too, so that this stays about an eleventh of it.
 
-FINENESS = 32.0
-"""Bins per square root of d. The threshold shrinks like 1/sqrt(d), so a bin's mass stays about a ninth of it.
+Finer bins take longer to compare, coarser ones leave more rows in doubt (now one in 25 of pure noise)."""
 
-Finer ones take longer to compare, coarser ones leave more rows in doubt (now one in twenty of pure noise)."""
-
-CHUNK = 1_800_000
-"""Bytes of scratch for the counts in bins: what stays near a core. At d = 25,450 six rows: int16 numbers their bins."""
+CHUNK = 2_400_000
+"""Bytes of scratch for the counts in bins: what stays near a core. At d = 25,450 nine rows, whose bins fit int16."""
 
 
 @functools.lru_cache(maxsize=64)
@@ -181,7 +179,8 @@ def _counts_up_to(uploads: Tensor, grid: Grid, scratch: _Buffers) -> Integers:
     """(n, bins) how many values of each row are in a bin or those before it."""
     n = len(uploads)
     places = _write_bins(uploads, grid, *(part[:n] for part in scratch))
-    below: Integers = torch.bincount(places.view(-1), minlength=n * grid.bins).view(n, -1).cumsum(1).numpy()
+    counts = torch.bincount(places.view(-1), minlength=n * grid.bins).view(n, -1)
+    below: Integers = counts.cumsum(1, dtype=torch.int32).numpy()
     return below
 
 
@@ -207,7 +206,9 @@ def _refined(row: Floats, places: Integers, below: Integers, grid: Grid, edges: 
     sizes = grid.first[bins + 1] - grid.first[bins]
     chosen = np.repeat(grid.first[bins] - _sum_before(sizes), sizes) + np.arange(sizes.sum())
     at, least, most = (part.numpy()[chosen] for part in (edges.at, edges.least, edges.most))
-    found = np.bincount(at.searchsorted(row[doubt.take(places)], "right"), minlength=len(at) + 1)[:-1].cumsum()
+    near = ((places >= bins[0]) & (places <= bins[-1])).nonzero()[0]  # to compare is fast, to look up is slow
+    values = row[near[doubt.take(places[near])]]
+    found = np.bincount(at.searchsorted(values, "right"), minlength=len(at) + 1)[:-1].cumsum()
     elsewhere = left[bins] - _sum_before(below[bins] - left[bins])
     return bool(_somewhere_outside(found + np.repeat(elsewhere, sizes), least, most))
 
@@ -218,18 +219,23 @@ def _sum_before(values: Integers) -> Integers:
 
 @functools.lru_cache(maxsize=2)
 def _grid(d: int, noise_std: float, significance: float, room: float = 0.0) -> Grid:
-    """The grid of `_edges`. Any scale serves that float32 can hold; this one spares most rows a closer look."""
+    """The grid of `_edges`. Any scale serves that float32 can hold; this one spares most rows a closer look.
+
+    Bins of equal width end where the tail has as much of the noise as a bin in the middle: the last takes the rest.
+    """
     edges = _edges(d, noise_std, significance, torch.device("cpu"), room)
-    half = math.ceil(FINENESS * math.sqrt(d) / 2)
-    scale = min(max(half / (REACH * noise_std), 1e-30), 1e30)
+    share = 1 / (FINENESS * math.sqrt(d))
+    half = math.ceil(-special.ndtri(share) / (share * math.sqrt(2 * math.pi)))
+    scale = min(max(1 / (share * math.sqrt(2 * math.pi) * noise_std), 1e-30), 1e30)
     nothing = np.zeros(0, np.int64)
     grid = Grid(scale, half, nothing, nothing, nothing)
     of_edge = _write_bins(edges.at[None], grid, *_Buffers.of(1, 2 * d, grid))[0].numpy()
     first = of_edge.searchsorted(np.arange(grid.bins + 1))
-    least, most = np.zeros(grid.bins + 1, np.int64), np.full(grid.bins + 1, d)
-    full = np.diff(first).nonzero()[0]
-    least[full] = np.maximum.reduceat(edges.least[:-1].numpy(), first[full])
-    most[full] = np.minimum.reduceat(edges.most[:-1].numpy(), first[full])
+    least, most = np.zeros(grid.bins + 1, np.int32), np.full(grid.bins + 1, d, np.int32)
+    full, at = np.diff(first).nonzero()[0], edges.at.numpy()
+    # No value lies below the smallest float or beyond the largest, so edges there reject nothing.
+    least[full] = np.maximum.reduceat(np.where(at < np.inf, edges.least[:-1].numpy(), 0), first[full])
+    most[full] = np.minimum.reduceat(np.where(at > np.finfo(np.float32).min, edges.most[:-1].numpy(), d), first[full])
     return grid._replace(first=first, least=least, most=most)
 
 

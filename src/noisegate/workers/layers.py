@@ -110,6 +110,11 @@ class Groups:
         add_rows(totals, self.owner, values.flatten(1) if values.ndim > 1 else values[:, None])
         return totals[:-1].reshape(-1, *values.shape[1:])
 
+    @property
+    def one_each(self) -> bool:
+        """Whether every worker has exactly one example, and no place is empty."""
+        return self.width == 1 and self.sizes == [1] * len(self.starts[1:]) + [0]
+
     @cached_property
     def sizes(self) -> list[int]:
         """How many examples each worker has, and how many places are empty. The host has to look for this."""
@@ -162,10 +167,11 @@ class Plain:
 
     def _inner_one_by_one(self, vectors: Tensor) -> Tensor:
         sizes, found = self.groups.sizes, torch.zeros(len(self.delta), dtype=torch.float64)
-        for a, matrices in zip(self.a.split(WIDTH, 1), self.layer.matrix(vectors).split(WIDTH, 2), strict=True):
+        turned = self.layer.matrix(vectors).transpose(1, 2)
+        for a, matrices in zip(self.a.split(WIDTH, 1), turned.split(WIDTH, 1), strict=True):
             through = torch.empty_like(self.delta)
-            for own, matrix, out in zip(a.split(sizes), matrices, through.split(sizes), strict=False):
-                torch.mm(own, matrix.T, out=out)
+            for own, matrix, out in zip(a.split(sizes), matrices.unbind(), through.split(sizes), strict=False):
+                torch.mm(own, matrix, out=out)
             found += through.mul_(self.delta).sum(1, dtype=torch.float64)
         if self.layer.bias is not None:
             found += (self.groups.spread(vectors[:, self.layer.bias]) * self.delta).sum(1)
@@ -175,10 +181,14 @@ class Plain:
         """into (n, d) += the workers' weighted sums of gradients, by weights (E,)."""
         if self._one_by_one:
             weighted, sizes = self.delta * weights[:, None], self.groups.sizes
-            for delta, own, matrix in zip(
-                weighted.split(sizes), self.a.split(sizes), self.layer.matrix(into), strict=False
-            ):
-                matrix.addmm_(delta.T, own)
+            if self.groups.one_each:
+                self.layer.matrix(into).addcmul_(weighted[:, :, None], self.a[:, None, :])
+                if self.layer.bias is not None:
+                    into[:, self.layer.bias] += weighted
+                return
+            turned, matrices = weighted.T.split(sizes, 1), self.layer.matrix(into).unbind()
+            for delta, own, matrix in zip(turned, self.a.split(sizes), matrices, strict=False):
+                matrix.addmm_(delta, own)
             if self.layer.bias is not None:
                 into[:, self.layer.bias] += self.groups.totals(weighted)
             return
