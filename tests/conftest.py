@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -84,15 +83,6 @@ def quick():
         return replace(Spec(**QUICK), **changes)
 
     return make
-
-
-def benchmark(name: str) -> Any:
-    """A script of benchmarks/ as a module."""
-    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture
