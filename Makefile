@@ -10,9 +10,9 @@ BIN    := $(VENV)/bin
 
 # Two halves of about the same length, side by side: these files, and all others. A new file falls into the second half.
 # `pytest --durations=0` says how long each test takes; move a name where the halves have drifted apart.
-HALF   := accountant audit closed_form company fortified one_line redteam run
-FIRST  := $(wildcard $(HALF:%=tests/test_%.py))
-SECOND := $(filter-out $(FIRST),$(wildcard tests/test_*.py))
+HALF   := accountant audit fortified one_line pages redteam resume run store
+FIRST  := $(filter-out $(KERNELS),$(wildcard $(HALF:%=tests/test_%.py)))
+SECOND := $(filter-out $(FIRST) $(KERNELS),$(wildcard tests/test_*.py))
 
 # The wheels of the lowest torch bring some 3 GB of CUDA along: LOWEST_TORCH=2.13.0 tries the rest with a smaller one.
 LOWEST       ?= .venv-lowest
