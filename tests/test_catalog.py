@@ -166,7 +166,8 @@ def test_every_entry_is_built_by_its_name_alone():
     assert build("aggregator", {"name": "two-stage", "stages": 1}, AGGREGATORS) == TwoStage(stages=1)
 
 
-# One row for each entry of the catalog: what it declares. A view, and what a run is refused for, follow from it.
+# One row for each entry of the catalog: what it declares. A view, and what a run is refused for, follow from it. An
+# attack that plays another one knows what that one knows.
 KNOWS = {
     "none": "data-only",
     "zero": "blind",
@@ -187,10 +188,10 @@ KNOWS = {
     "a-little-tuned": "omniscient",
     "inner-tuned": "omniscient",
     "rank-matched": "data-only",
-    "score-banking": "omniscient",
+    "score-banking": "data-only",
     "trojan": "data-only",
-    "on-off": "omniscient",
-    "dormant": "omniscient",
+    "on-off": "data-only",
+    "dormant": "data-only",
 }
 # tests_noise, follows_workers, and the worker that it goes with
 DECLARES = {
