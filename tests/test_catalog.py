@@ -9,6 +9,7 @@ from noisegate import Dormant, Inner, Mean, SpecError, TwoStage
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
 from noisegate.catalog import build, setting_types, typed
+from noisegate.roles import Aggregator
 from noisegate.runs import Spec
 
 
@@ -163,6 +164,71 @@ def test_every_entry_is_built_by_its_name_alone():
             assert isinstance(build("part", name, table), kind)
     assert isinstance(build("aggregator", "mean", AGGREGATORS), Mean)
     assert build("aggregator", {"name": "two-stage", "stages": 1}, AGGREGATORS) == TwoStage(stages=1)
+
+
+# One row for each entry of the catalog: what it declares. A view, and what a run is refused for, follow from it. An
+# attack that plays another one knows what that one knows.
+KNOWS = {
+    "none": "data-only",
+    "zero": "blind",
+    "nan": "blind",
+    "large-norm": "blind",
+    "gaussian": "blind",
+    "label-flip": "data-only",
+    "gradient-ascent": "data-only",
+    "sign-flip": "data-only",
+    "mimic": "omniscient",
+    "local-poisoning": "omniscient",
+    "a-little": "omniscient",
+    "inner": "omniscient",
+    "min-max": "omniscient",
+    "min-sum": "omniscient",
+    "fang-krum": "omniscient",
+    "fang-trimmed-mean": "omniscient",
+    "a-little-tuned": "omniscient",
+    "inner-tuned": "omniscient",
+    "rank-matched": "data-only",
+    "score-banking": "data-only",
+    "trojan": "data-only",
+    "on-off": "data-only",
+    "dormant": "data-only",
+}
+# tests_noise, follows_workers, and the worker that it goes with
+DECLARES = {
+    "mean": (False, False, None),
+    "two-stage": (True, False, None),
+    "fortified": (True, True, None),
+    "krum": (False, False, None),
+    "multi-krum": (False, False, None),
+    "mda": (False, False, None),
+    "bulyan": (False, False, None),
+    "median": (False, False, None),
+    "trimmed-mean": (False, False, None),
+    "geometric-median": (False, False, None),
+    "centered-clipping": (False, False, None),
+    "spectral-filter": (False, False, None),
+    "sign-vote": (False, False, None),
+    "fltrust": (False, False, None),
+    "nnm": (False, False, None),
+    "bucketing": (False, False, None),
+    "guerraoui": (False, False, "clipped-momentum"),
+    "sign-gaussian": (False, False, "sign-gaussian"),
+    "sign-randomized": (False, False, "sign-randomized"),
+    "ma-sign": (False, False, "ma-sign"),
+}
+
+
+def test_every_attack_declares_what_it_knows():
+    assert {name: build("attack", name, ATTACKS).knows for name in ATTACKS} == KNOWS
+
+
+def test_every_aggregator_declares_its_capabilities():
+    found = {}
+    for name in AGGREGATORS:
+        aggregator = build("aggregator", name, AGGREGATORS)
+        assert isinstance(aggregator, Aggregator)
+        found[name] = aggregator.tests_noise, aggregator.follows_workers, aggregator.goes_with.get("worker")
+    assert found == DECLARES
 
 
 def test_dormant_wraps_a_table():

@@ -5,14 +5,12 @@ import functools
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from conftest import benchmark
 from noisegate import SpecError, StoreError, paper
 from noisegate.cli import app
 from noisegate.paper.claims import claims
@@ -404,21 +402,6 @@ def test_cells_that_were_not_run_stand_folded_below_the_others():
     assert "| mnist | 2 | no |" in folded
     assert "<details>" not in markdown(experiment, found[:1])
     assert markdown(experiment, found[1:2]).count("| mnist |") == 1
-
-
-def test_the_docs_have_the_tables_of_the_results():
-    root = Path(__file__).parents[1]
-    source = "benchmarks/reproduced.csv"
-    records = from_csv((root / source).read_text(), source)
-    chosen = [load(name) for name in paper.names()]
-    found = {one.name: outcomes(one, records) for one in chosen}
-    assert (root / "docs" / "reproducing.md").read_text() == page(chosen, found, claims(found), records, source)
-
-
-def test_every_committed_result_is_of_a_run_that_is_asked_for():
-    root, script = Path(__file__).parents[1], benchmark("reproduce")
-    wanted = {spec.name() for spec in script.wanted(root / "benchmarks" / "reproduce.toml")}
-    assert set(script.read([root / "benchmarks" / "reproduced.csv"])) <= wanted
 
 
 def test_times_are_for_people():

@@ -91,17 +91,11 @@ MODULES = [
 ]
 
 
-@pytest.mark.parametrize("name", ["noisegate", *(name for name in MODULES if not name.endswith("__main__"))])
-def test_the_examples_in_docstrings_are_true(name):
-    module = importlib.import_module(name)
-    result = doctest.testmod(module)
-    assert result.failed == 0
-
-
-def test_there_are_examples_to_run():
-    found = [test for name in MODULES if not name.endswith("__main__") for test in _examples(name)]
-    assert len(found) >= 4
-
-
-def _examples(name):
-    return [test for test in doctest.DocTestFinder().find(importlib.import_module(name)) if test.examples]
+def test_the_examples_in_docstrings_are_true():
+    results = {
+        name: doctest.testmod(importlib.import_module(name))
+        for name in ("noisegate", *MODULES)
+        if not name.endswith("__main__")
+    }
+    assert not [name for name, result in results.items() if result.failed]
+    assert sum(result.attempted for result in results.values()) >= 4

@@ -9,6 +9,7 @@ often a little above what a single (epsilon, delta) asks for.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -47,6 +48,7 @@ class Statement:
     mu: float | None
 
 
+@lru_cache(maxsize=1024)
 def statement(ask: Ask, sigma: float) -> Statement:
     """Everything from one accountant. epsilon is what `epsilon(sigma, ...)` says; inf where no bound is known."""
     if ask.rounds == 0:
