@@ -131,8 +131,8 @@ def in_doubles(view: ServerView, own: Tensor, known: Known, unit: float) -> Prob
     return narrow(Probed.of(replace(view, **fields), wide(own), Known(*map(wide, known)), unit))
 
 
-def check_probed(device: str, shape: tuple[int, int, int, int], kind: str, state: int = 2**28) -> None:
-    view = replace(a_view(*shape, kind), state=state)
+def check_probed(device: str, shape: tuple[int, int, int, int], kind: str, scratch: int = 2**28) -> None:
+    view = replace(a_view(*shape, kind), scratch=scratch)
     own, known, unit = view.contributions(), a_past(view, kind), 0.11
     wanted = in_doubles(view, own, known, unit)
     found = Probed._by_kernels(view_on(device, view), to(device, own), to(device, known), unit)
@@ -313,7 +313,7 @@ def test_what_lies_along_the_probes(shape, kind):
 
 def test_in_parts_it_is_the_same():
     """Of three workers at a time: no more fits."""
-    check_probed("cpu", (8, 300, 6, 3), "some", state=16 * 300 * 3)
+    check_probed("cpu", (8, 300, 6, 3), "some", scratch=16 * 300 * 3)
 
 
 def test_of_more_columns_than_programs_have_at_once(monkeypatch):
