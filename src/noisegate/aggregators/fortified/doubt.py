@@ -36,7 +36,7 @@ NEIGHBORS = 512
 """The number of workers, drawn at random, whose positions are compared with everyone's: time is linear in workers."""
 
 
-def doubts(offsets: Tensor, error: Tensor, spread: Tensor, noise: Tensor, passed: Tensor, ties: Tensor) -> Tensor:
+def remaining_doubt(offsets: Tensor, error: Tensor, spread: Tensor, noise: Tensor, passed: Tensor, ties: Tensor) -> Tensor:
     """(n,) the doubt about each worker beyond the least doubted: the largest over K directions, up to MOST_DOUBT.
 
     offsets: (n, K) how far they lay off on average. error, noise: (K,) the variances e^2 and v^2. spread: (K,) of the
@@ -45,7 +45,7 @@ def doubts(offsets: Tensor, error: Tensor, spread: Tensor, noise: Tensor, passed
     if kernels.fused(offsets):
         from noisegate.aggregators.fortified.kernels import doubt
 
-        return doubt.doubts(*(each.contiguous() for each in (offsets, error, spread, noise, passed, ties)))
+        return doubt.remaining_doubt(*(each.contiguous() for each in (offsets, error, spread, noise, passed, ties)))
     alone = (offsets / (2 * (error + (OFFSET_SKEW * spread).square() + noise)).sqrt()).clamp(-FAR, FAR).square()
     places = (offsets / (WIDTH * (2 * noise).sqrt())).clamp(-FAR, FAR)
     theirs, near = torch.where(passed[:, None], alone, torch.inf), places

@@ -9,7 +9,7 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.aggregators.fortified.copies import GROUP, find_copies, largest_product
 from noisegate.aggregators.fortified.directions import Projections
-from noisegate.aggregators.fortified.doubt import OFFSET_SPEED, doubts
+from noisegate.aggregators.fortified.doubt import OFFSET_SPEED, remaining_doubt
 from noisegate.aggregators.fortified.evidence import SHIFTS
 from noisegate.aggregators.fortified.first_tests import FirstTests
 from noisegate.aggregators.fortified.standing import Standing
@@ -97,7 +97,7 @@ class Fortified(Aggregator):
         # workers cannot be compared.
         _, spread, variance = (each[1:COMMON] for each in projections.moments)
         noise = variance * (OFFSET_SPEED / (2 - OFFSET_SPEED))
-        doubt = doubts(standing.offsets, projections.mean_variance[1:], spread, noise, passed, view.ties)
+        doubt = remaining_doubt(standing.offsets, projections.mean_variance[1:], spread, noise, passed, view.ties)
 
         # 6. Average those that passed, each with its odds of being honest; what is repeated counts once.
         stages = [view.present, first.fits_length, first.passes_distribution, standing.unrefuted, copies]
