@@ -21,7 +21,7 @@ from noisegate.aggregators import Fortified
 from noisegate.aggregators.fortified import copies, doubt, trust
 from noisegate.aggregators.fortified.directions import Projections
 from noisegate.aggregators.fortified.evidence import SHIFTS
-from noisegate.aggregators.fortified.standing import Standing
+from noisegate.aggregators.fortified.standing import WorkerStanding
 from noisegate.aggregators.fortified.state import PROBES, UPDATE_SPEEDS, FortifiedState
 from noisegate.aggregators.fortified.weights import Weights
 from noisegate.streams import stream
@@ -180,11 +180,11 @@ def check_standing(device: str, shape: tuple[int, int, int, int], kind: str) -> 
     if kind == "some":
         projections = projections._replace(agreement=torch.tensor(0.3))
     limit = math.log(2 * PROBES * len(SHIFTS) / 1e-3)
-    wanted = Standing.of(view, state, projections, counts, examples, limit)
+    wanted = WorkerStanding.of(view, state, projections, counts, examples, limit)
     best = trust.best_agreement(state, view.believed_honest)
     there = (to(device, each) for each in (state, projections, best, counts))
     found = standing.stand(*there, NOISE_STD, examples, limit)
-    for what, here, other in zip(Standing._fields, found, wanted, strict=True):
+    for what, here, other in zip(WorkerStanding._fields, found, wanted, strict=True):
         if kind == "huge" and what in ("trust", "score", "agreement", "offsets"):  # of what is no number at all
             here, other = here[1:], other[1:]
         close(here, other, what, 30.0)
@@ -409,8 +409,8 @@ def by_kernels(aggregator: Fortified, view: ServerView, state: dict) -> object:
 
 
 def test_a_round_by_kernels_is_a_round(monkeypatch):
-    from noisegate.aggregators.fortified.kernels import directions, doubt, first_tests, standing, trust, weights
     from noisegate.aggregators.fortified.kernels import copies as copies_by_kernels
+    from noisegate.aggregators.fortified.kernels import directions, doubt, first_tests, standing, trust, weights
 
     used = []
 

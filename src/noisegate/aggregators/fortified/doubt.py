@@ -36,7 +36,9 @@ NEIGHBORS = 512
 """The number of workers, drawn at random, whose positions are compared with everyone's: time is linear in workers."""
 
 
-def remaining_doubt(offsets: Tensor, error: Tensor, spread: Tensor, noise: Tensor, passed: Tensor, ties: Tensor) -> Tensor:
+def remaining_doubt(
+    offsets: Tensor, error: Tensor, spread: Tensor, noise: Tensor, passed: Tensor, ties: Tensor
+) -> Tensor:
     """(n,) the doubt about each worker beyond the least doubted: the largest over K directions, up to MOST_DOUBT.
 
     offsets: (n, K) how far they lay off on average. error, noise: (K,) the variances e^2 and v^2. spread: (K,) of the

@@ -12,7 +12,7 @@ from noisegate.aggregators.fortified.directions import Projections
 from noisegate.aggregators.fortified.doubt import OFFSET_SPEED, remaining_doubt
 from noisegate.aggregators.fortified.evidence import SHIFTS
 from noisegate.aggregators.fortified.first_tests import FirstTests
-from noisegate.aggregators.fortified.standing import Standing
+from noisegate.aggregators.fortified.standing import WorkerStanding
 from noisegate.aggregators.fortified.state import COMMON, PROBES, FortifiedState, unless_missing, update_speeds
 from noisegate.aggregators.fortified.trust import AGREEMENT_SPEED
 from noisegate.aggregators.fortified.weights import Weights
@@ -84,7 +84,7 @@ class Fortified(Aggregator):
         # 3. Add up over the rounds: the evidence against each worker, the trust in it, and how far off the server's
         # examples it lies where it cannot be refused for that.
         evidence_limit = math.log(2 * PROBES * len(SHIFTS) / chance)
-        standing = Standing.of(view, known, projections, first.passed, len(contributions), evidence_limit)
+        standing = WorkerStanding.of(view, known, projections, first.passed, len(contributions), evidence_limit)
 
         # 4. Compare the uploads with one another.
         signal = projections.momentum.signal

@@ -15,7 +15,7 @@ from noisegate.aggregators.fortified.trust import AGREEMENT_SPEED, best_agreemen
 from noisegate.views import ServerView
 
 
-class Standing(NamedTuple):
+class WorkerStanding(NamedTuple):
     """What is known of everyone after a round: evidence, trust, agreement, offsets and unrefuted as in the state.
 
     candidates: (n,) who is unrefuted and passed the first tests: these may have a weight.
@@ -41,7 +41,7 @@ class Standing(NamedTuple):
         counts: Tensor,
         examples: int,
         evidence_limit: float,
-    ) -> "Standing":
+    ) -> "WorkerStanding":
         """counts: (n,) whose upload passed the first tests. What is known of the others stays as it was.
 
         examples: how many the server has. evidence_limit: the largest log-likelihood ratio that is allowed.

@@ -15,7 +15,7 @@ from torch import Tensor
 from noisegate.aggregators.fortified import state as plain
 from noisegate.aggregators.fortified.directions import Projections
 from noisegate.aggregators.fortified.kernels.main_difference import next_difference
-from noisegate.aggregators.fortified.kernels.moments import Sums, moments
+from noisegate.aggregators.fortified.kernels.moments import PartialSums, moments
 from noisegate.views import ServerView
 
 COMMON = tl.constexpr(plain.COMMON)
@@ -45,14 +45,14 @@ def project(view: ServerView, contributions: Tensor, state: plain.FortifiedState
     probes = contributions.new_empty(plain.COMMON + rows, d)
     squares = _common_directions(contributions, view.strata, state, probes)
     products, sums, own_averages = _rows_of_workers(view, contributions, state, probes, unit)
-    found, loads = moments(view, contributions, state, Sums(products, squares, sums), unit)
+    found, loads = moments(view, contributions, state, PartialSums(products, squares, sums), unit)
     difference = next_difference(state, loads)
     return found._replace(own_averages=own_averages, main_difference=difference)
 
 
 def _common_directions(contributions: Tensor, strata: int, state: plain.FortifiedState, probes: Tensor) -> Tensor:
     """(programs, WIDE) sums of squares; the common directions are written to the first rows of `probes`."""
-    (examples, d), each = contributions.shape, len(contributions) // strata
+    d, each = contributions.shape[1], len(contributions) // strata
     blocks = triton.cdiv(d, COLUMNS)
     squares = contributions.new_empty(min(PROGRAMS, blocks), WIDE)
     _directions[(len(squares),)](

@@ -1,4 +1,4 @@
-"""The moments of the server's examples along each direction, and what else follows from sums (twin: `Projections.of`)."""
+"""The moments of the server's examples along each direction, and what else follows (twin: `Projections.of`)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_LENGTH = tl.constexpr(plain.LEAST_LENGTH)
 LEAST_VARIANCE = tl.constexpr(plain.LEAST_LENGTH**2)
 
 
-class Sums(NamedTuple):
+class PartialSums(NamedTuple):
     """What the kernels that read the uploads leave.
 
     products: (COMMON + n, A) of every direction with every example. squares: (programs, WIDE) and sums:
@@ -33,7 +33,7 @@ class Sums(NamedTuple):
 
 
 def moments(
-    view: ServerView, contributions: Tensor, known: state.FortifiedState, read: Sums, unit: float
+    view: ServerView, contributions: Tensor, known: state.FortifiedState, read: PartialSums, unit: float
 ) -> tuple[directions.Projections, Tensor]:
     """The projections without the new own averages and main difference, and (n,) the loads of `next_difference`."""
     examples, strata = len(contributions), view.strata

@@ -1,4 +1,4 @@
-"""Evidence, trust and offsets after a round (twin: `Standing.of`). A program judges one worker."""
+"""Evidence, trust and offsets after a round (twin: `WorkerStanding.of`). A program judges one worker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from noisegate.aggregators.fortified import doubt, evidence, expectation, moments, state, trust
 from noisegate.aggregators.fortified.directions import Projections
-from noisegate.aggregators.fortified.standing import Standing
+from noisegate.aggregators.fortified.standing import WorkerStanding
 
 UPDATE_SPEED_0, UPDATE_SPEED_1, UPDATE_SPEED_2 = (tl.constexpr(speed) for speed in state.UPDATE_SPEEDS)
 OWN_SPEED = tl.constexpr(state.OWN_SPEED)
@@ -41,9 +41,9 @@ def stand(
     noise_std: float,
     examples: int,
     evidence_limit: float,
-) -> Standing:
-    """As `Standing.of`. best: () as `trust.best_agreement` has it. counts: (n,) bool."""
-    new = Standing(
+) -> WorkerStanding:
+    """As `WorkerStanding.of`. best: () as `trust.best_agreement` has it. counts: (n,) bool."""
+    new = WorkerStanding(
         evidence=torch.empty_like(known.evidence),
         unrefuted=torch.empty_like(counts),
         candidates=torch.empty_like(counts),
