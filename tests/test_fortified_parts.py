@@ -1,7 +1,10 @@
 """The parts of `fortified` that judge one upload or one worker, by slow oracles: lengths, distributions, evidence, and
 what the server's examples make expected."""
 
+import ast
 import math
+import re
+from pathlib import Path
 from statistics import mean
 
 import numpy as np
@@ -448,3 +451,38 @@ def test_the_expected_agreement_is_what_fresh_examples_have():
     assert min(told) > 0
     assert abs(mean(off)) <= margin
     assert mean(untold) < mean(had) - margin
+
+
+# --- the document --------------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1]
+OF_PYTHON = {"and", "not", "sqrt", "max", "min", "sum", "sigmoid", "exp"}
+
+
+def names_of_the_code() -> set[str]:
+    """Functions, classes, fields and constants of the rule and of what it stands on, and names within them."""
+    package = ROOT / "src" / "noisegate"
+    files = [*(package / "aggregators" / "fortified").glob("*.py"), package / "views.py"]
+    files += (package / "aggregators").glob("noise_tests*")
+    found = set()
+    for path in files:
+        for part in [path] if path.is_file() else path.glob("*.py"):
+            for node in ast.walk(ast.parse(part.read_text())):
+                if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                    found.add(node.name)
+                elif isinstance(node, ast.arg):
+                    found.add(node.arg)
+                elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                    found.add(node.id)
+    return found
+
+
+def test_every_name_in_the_pseudo_code_of_the_rule_is_one_of_the_code():
+    text = (ROOT / "docs" / "fortified.md").read_text()
+    block = text.split("```text\n")[1].split("```")[0]
+    lines = [line.partition("#")[0] for line in block.splitlines()]
+    assert 20 <= sum(bool(line.strip()) for line in lines) <= 30
+    used = {name for line in lines for name in re.findall(r"[A-Za-z_]\w+", line)}
+    assert len(used) > 50
+    assert not used - names_of_the_code() - OF_PYTHON
+    assert "hoped" not in names_of_the_code()

@@ -4,6 +4,7 @@ Without a device: TRITON_INTERPRET=1 python -m pytest tests/test_judging.py, whe
 of Triton 3.6 needs numpy below 2.4; that of 3.9 takes any.
 """
 
+import itertools
 import math
 import os
 from dataclasses import replace
@@ -371,18 +372,18 @@ def test_the_first_tests():
 
 
 def test_the_agreement_of_the_best():
-    for n in (1, 2, 10, 11, 200, 1024):
+    for n in (1, 2, 10, 11, 200):
         for nobody in (False, True):
             check_best_agreement("cpu", n, nobody)
+    check_best_agreement("cpu", 1024)
 
 
 COPIES = ["none", "copies", "chain", "equal", "zeros"]
 
 
-@pytest.mark.parametrize("n", [1, 2, 13, 20, 100])
-def test_copies_and_repeats(n):
-    for kind in COPIES:
-        for seed in range(4 if n < 100 else 2):
+def test_copies_and_repeats():
+    for n, kind in itertools.product((1, 2, 13, 40), COPIES):
+        for seed in range(2):
             check_copies("cpu", n, kind, seed)
             check_copies("cpu", n, kind, seed, limit=0.05, everyone=True)
 
