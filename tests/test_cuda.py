@@ -25,16 +25,16 @@ from noisegate.vectors import FlatModel, clear_rows, copy_if
 from noisegate.workers import Clipped, Normalized, choose_sums
 from noisegate.workers.closed_form import ClosedForm
 from test_judging import (
+    COPIES,
     KINDS,
-    SHARING,
-    check_alone,
-    check_best,
-    check_doubts,
-    check_judged,
-    check_probed,
+    check_best_agreement,
+    check_copies,
+    check_doubt,
+    check_first_tests,
+    check_projections,
     check_rounds,
-    check_shared,
-    check_weighed,
+    check_standing,
+    check_weights,
     view_on,
 )
 from test_judging import (
@@ -456,46 +456,46 @@ def exactly():
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", JUDGED + LARGE, ids=str)
 def test_what_lies_along_the_probes(shape, kind, exactly) -> None:
-    check_probed("cuda", shape, kind)
-    check_probed("cuda", shape, kind, state=16 * shape[1] * 3)
+    check_projections("cuda", shape, kind)
+    check_projections("cuda", shape, kind, scratch=16 * shape[1] * 3)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", JUDGED + LARGE[:3], ids=str)
 def test_what_that_says_of_a_worker(shape, kind, exactly) -> None:
-    check_judged("cuda", shape, kind)
+    check_standing("cuda", shape, kind)
 
 
 @pytest.mark.parametrize("n", [1, 20, 300, 5000])
 @pytest.mark.parametrize("tested", [False, True])
 def test_what_an_upload_alone_shows(n, tested, exactly) -> None:
-    check_alone("cuda", n, tested)
+    check_first_tests("cuda", n, tested)
 
 
 @pytest.mark.parametrize("n", [1, 2, 10, 50, 200, 1024])
 @pytest.mark.parametrize("nobody", [False, True])
 def test_what_the_best_agree(n, nobody) -> None:
-    check_best("cuda", n, nobody)
+    check_best_agreement("cuda", n, nobody)
 
 
 @pytest.mark.parametrize("n", [1, 2, 13, 20, 50, 128, 200, 512])
-@pytest.mark.parametrize("kind", SHARING)
+@pytest.mark.parametrize("kind", COPIES)
 def test_what_is_shared(n, kind, exactly) -> None:
     for seed in range(8):
-        check_shared("cuda", n, kind, seed)
-        check_shared("cuda", n, kind, seed, limit=0.05, everyone=True)
+        check_copies("cuda", n, kind, seed)
+        check_copies("cuda", n, kind, seed, limit=0.05, everyone=True)
 
 
 @pytest.mark.parametrize("kind", ["some", "zeros", "nobody", "huge"])
 @pytest.mark.parametrize(("n", "K"), [(1, 1), (9, 4), (70, 3), (512, 4), (2000, 4)])
 def test_doubts(n, K, kind, exactly) -> None:
-    check_doubts("cuda", n, K, kind)
+    check_doubt("cuda", n, K, kind)
 
 
 @pytest.mark.parametrize("kind", ["some", "nobody", "huge", "everybody"])
 @pytest.mark.parametrize("n", [1, 9, 100, 1500, 5000])
 def test_weights_and_reasons(n, kind, exactly) -> None:
-    check_weighed("cuda", n, kind)
+    check_weights("cuda", n, kind)
 
 
 def test_a_round_of_fortified_is_that_of_a_cpu(exactly) -> None:

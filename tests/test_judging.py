@@ -4,6 +4,7 @@ Without a device: `make kernels`, where Triton is installed. The interpreter of 
 of 3.7 takes any.
 """
 
+import itertools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -15,14 +16,15 @@ from torch.nn import functional
 
 from devices import Unasked, needs_interpreter, on_device
 from noisegate import kernels
-from noisegate.aggregators import Fortified, doubts, fortified, independence, judged
-from noisegate.aggregators.evidence import SIZES
-from noisegate.aggregators.fortified import Weighed
-from noisegate.aggregators.judged import Judged
-from noisegate.aggregators.known import PROBES, SPEEDS, TINY, Known
-from noisegate.aggregators.probed import Probed
+from noisegate.aggregators import Fortified
+from noisegate.aggregators.fortified import copies, doubt, trust
+from noisegate.aggregators.fortified.directions import Projections
+from noisegate.aggregators.fortified.evidence import SHIFTS
+from noisegate.aggregators.fortified.standing import WorkerStanding
+from noisegate.aggregators.fortified.state import PROBES, UPDATE_SPEEDS, FortifiedState
+from noisegate.aggregators.fortified.weights import Weights
 from noisegate.streams import stream
-from noisegate.views import ServerView, receive
+from noisegate.views import Reason, ServerView, receive
 
 pytestmark = needs_interpreter
 
@@ -30,7 +32,7 @@ NOISE_STD, BATCH = 0.1, 16
 
 # workers, coordinates, examples of the server, classes that they are sorted by
 SHAPES = [(1, 7, 2, 1), (5, 40, 6, 3), (20, 700, 20, 10), (7, 1500, 9, 9), (19, 333, 34, 2), (3, 2100, 40, 1)]
-KINDS = ["first round", "some", "zeros", "nobody", "huge"]
+KINDS = ["first round", "some", "zeros", "nobody", "huge", "missing"]
 
 
 def normal(*shape: int, seed: int = 0, name: str = "judging") -> Tensor:
@@ -52,35 +54,38 @@ def a_view(n: int, d: int, A: int, strata: int, kind: str = "some", seed: int = 
     if kind == "huge":
         uploads[0], last[0] = 1e18, -1e18
         uploads[-1] = 0.0
+    missing = ~some_of(n, seed, "missing") if kind == "missing" else None
+    if missing is not None:
+        uploads[missing] = torch.nan
     rows, norms, present = receive(uploads, n, d, torch.zeros(d))
     ties = torch.randperm(n, generator=stream(seed, "ties"))
-    known = {"batch": BATCH, "contributions": lambda: own, "strata": strata}
+    known = {"batch": BATCH, "contributions": lambda: own, "strata": strata, "missing": missing}
     known["last"] = None if kind == "first round" else last
     return ServerView(rows, norms, present, NOISE_STD, max(1, n // 2), lambda _: own.mean(0), ties, **known)
 
 
-def a_past(view: ServerView, kind: str = "some", seed: int = 0) -> Known:
-    """What an aggregator may remember."""
-    nothing = Known.of({}, view)
+def a_state(view: ServerView, kind: str = "some", seed: int = 0) -> FortifiedState:
+    """What an aggregator may know."""
+    nothing = FortifiedState.of({}, view)
     if kind in ("first round", "zeros"):
         return nothing
     n, d = view.uploads.shape
     counted = torch.zeros(n, dtype=torch.bool) if kind == "nobody" else some_of(n, seed, "counted")
     if kind == "huge":
         counted[0] = False
-    return Known(
+    return FortifiedState(
         evidence=4 * normal(*nothing.evidence.shape, seed=seed, name="evidence").clamp(min=0),
         trust=3 * normal(n, seed=seed, name="trust").clamp(-2, 2),
-        agreed=0.1 * normal(n, seed=seed, name="agreed"),
-        aged=torch.tensor(0.4),
-        off=0.1 * normal(*nothing.off.shape, seed=seed, name="off"),
-        ways=0.3 * normal(len(SPEEDS), d, seed=seed, name="ways") / math.sqrt(d),
-        step=0.3 * normal(d, seed=seed, name="step") / math.sqrt(d),
-        heaviest=torch.tensor([0.2, 0.3]),
-        past=(0.1 * normal(n, d, seed=seed, name="past") + 0.02).half(),
-        rift=functional.normalize(normal(1, d, seed=seed, name="rift")),
+        agreement=0.1 * normal(n, seed=seed, name="agreement"),
+        bias_correction=0.2 + 0.4 * some_of(n, seed, "bias"),
+        offsets=0.1 * normal(*nothing.offsets.shape, seed=seed, name="offsets"),
+        update_averages=0.3 * normal(len(UPDATE_SPEEDS), d, seed=seed, name="updates") / math.sqrt(d),
+        last_update=0.3 * normal(d, seed=seed, name="last update") / math.sqrt(d),
+        largest_weights=torch.tensor([0.2, 0.3]),
+        own_averages=(0.1 * normal(n, d, seed=seed, name="averages") + 0.02).half(),
+        main_difference=functional.normalize(normal(1, d, seed=seed, name="difference")),
         counted=counted,
-        clear=some_of(n, seed, "clear"),
+        unrefuted=some_of(n, seed, "unrefuted"),
     )
 
 
@@ -91,7 +96,8 @@ def to(device: str, given):
 
 def view_on(device: str, view: ServerView) -> ServerView:
     fields = {name: getattr(view, name).to(device) for name in ("uploads", "norms", "present", "ties")}
-    fields["last"] = None if view.last is None else view.last.to(device)
+    for name in ("last", "missing"):
+        fields[name] = None if getattr(view, name) is None else getattr(view, name).to(device)
     return replace(view, **fields)
 
 
@@ -111,7 +117,7 @@ def close(found: Tensor, wanted: Tensor, what: str, size: float = 1.0) -> None:
 # --- what both test files ask ----------------------------------------------------------------------------------------
 
 
-def in_doubles(view: ServerView, own: Tensor, known: Known, unit: float) -> Probed:
+def in_doubles(view: ServerView, contributions: Tensor, state: FortifiedState, unit: float) -> Projections:
     """The twin: of millions of numbers, a CPU's sums in single precision are off by 1e-4."""
 
     def wide(given: Tensor) -> Tensor:
@@ -124,75 +130,92 @@ def in_doubles(view: ServerView, own: Tensor, known: Known, unit: float) -> Prob
 
     fields = {name: wide(getattr(view, name)) for name in ("uploads", "norms")}
     fields["last"] = None if view.last is None else wide(view.last)
-    return narrow(Probed.of(replace(view, **fields), wide(own), Known(*map(wide, known)), unit))
+    there = replace(view, **fields), wide(contributions), FortifiedState(*map(wide, state))
+    return narrow(Projections.of(*there, unit))
 
 
-def check_probed(device: str, shape: tuple[int, int, int, int], kind: str, state: int = 2**28) -> None:
-    view = replace(a_view(*shape, kind), state=state)
-    own, known, unit = view.contributions(), a_past(view, kind), 0.11
-    wanted = in_doubles(view, own, known, unit)
-    found = Probed._by_kernels(view_on(device, view), to(device, own), to(device, known), unit)
-    rows = slice(1, None) if kind == "huge" else slice(None)  # what a huge upload says, nobody asks
-    close(found.found[rows], wanted.found[rows], "found", 10.0)
+def check_projections(device: str, shape: tuple[int, int, int, int], kind: str, scratch: int = 2**28) -> None:
+    from noisegate.aggregators.fortified.kernels import directions
+
+    view = replace(a_view(*shape, kind), scratch=scratch)
+    own, state, unit = view.contributions(), a_state(view, kind), 0.11
+    wanted = in_doubles(view, own, state, unit)
+    found = directions.project(view_on(device, view), to(device, own), to(device, state), unit)
+    rows = slice(1, None) if kind == "huge" else slice(None)  # what a huge upload says, nothing asks
+    close(found.of_uploads[rows], wanted.of_uploads[rows], "of_uploads", 10.0)
     if kind == "huge":
-        torch.testing.assert_close(found.found[0].cpu(), wanted.found[0], rtol=1e-4, atol=1e14)
-    for what in ("error", "lengths", "past_lengths"):
+        torch.testing.assert_close(found.of_uploads[0].cpu(), wanted.of_uploads[0], rtol=1e-4, atol=1e14)
+    for what in ("mean_variance", "lengths", "own_lengths"):
         close(getattr(found, what), getattr(wanted, what), what)
-    for what, here, there in zip(wanted.seen._fields, found.seen, wanted.seen, strict=True):
-        close(here, there, what, 3.0)
-    close(found.hoped, wanted.hoped, "hoped", 3.0)
-    for what, here, there in zip(wanted.lean._fields, found.lean, wanted.lean, strict=True):
-        close(here, there, what, 3.0)
-    if (known.counted & known.clear).sum() > 1:
-        close(found.rift, wanted.rift, "rift", 3.0)
-    else:  # nobody differs from anybody, and the twin makes a unit vector of what rounding leaves
-        assert not found.rift.any()
-    assert found.past.dtype == torch.float16
-    apart = (found.past.cpu().float() - wanted.past.float()).abs()
-    assert (apart <= 2**-10 * wanted.past.float().abs() + 1e-7).all(), "to the last digit of half precision"
+    close(found.agreement, wanted.agreement, "agreement", 3.0)
+    for what in ("moments", "momentum"):
+        here, there = getattr(found, what), getattr(wanted, what)
+        for name in there._fields:
+            close(getattr(here, name), getattr(there, name), name, 3.0)
+    if (state.counted & state.unrefuted).sum() > 1:
+        close(found.main_difference, wanted.main_difference, "main_difference", 3.0)
+    else:  # there is no difference, and the twin makes a unit vector of what rounding leaves
+        assert not found.main_difference.any()
+    assert found.own_averages.dtype == torch.float16
+    apart = (found.own_averages.cpu().float() - wanted.own_averages.float()).abs()
+    assert (apart <= 2**-10 * wanted.own_averages.float().abs() + 1e-7).all(), "to the last digit of half precision"
     assert (apart == 0).float().mean() > 0.9
+    if kind == "missing":
+        assert torch.equal(found.own_averages.cpu()[view.missing], state.own_averages[view.missing])
 
 
-def check_judged(device: str, shape: tuple[int, int, int, int], kind: str) -> None:
+def check_standing(device: str, shape: tuple[int, int, int, int], kind: str) -> None:
+    from noisegate.aggregators.fortified.kernels import standing
+
     view = a_view(*shape, kind)
-    known, count, n = a_past(view, kind), shape[2], shape[0]
-    probed = Probed.of(view, view.contributions(), known, 0.11)
+    state, examples, n = a_state(view, kind), shape[2], shape[0]
+    projections = Projections.of(view, view.contributions(), state, 0.11)
     counts = torch.zeros(n, dtype=torch.bool) if kind == "nobody" else some_of(n, 1, "counts")
     if kind == "huge":
-        probed.found[0], counts[0] = torch.nan, n > 1
-        probed.found[-1, 2:] = 1e18
+        projections.of_uploads[0], counts[0] = torch.nan, n > 1
+        projections.of_uploads[-1, 2:] = 1e18
     if kind == "some":
-        probed = probed._replace(hoped=torch.tensor(0.3))
-    most = math.log(2 * PROBES * len(SIZES) / 1e-3)
-    wanted = Judged.of(view, known, probed, counts, count, most)
-    there = (to(device, each) for each in (known, probed, counts))
-    found = Judged._by_kernels(view_on(device, view), *there, count, most)
-    for what, here, other in zip(Judged._fields, found, wanted, strict=True):
-        if kind == "huge" and what in ("trust", "score", "agreed", "off"):  # of what is no number at all
+        projections = projections._replace(agreement=torch.tensor(0.3))
+    limit = math.log(2 * PROBES * len(SHIFTS) / 1e-3)
+    wanted = WorkerStanding.of(view, state, projections, counts, examples, limit)
+    best = trust.best_agreement(state, view.believed_honest)
+    there = (to(device, each) for each in (state, projections, best, counts))
+    found = standing.stand(*there, NOISE_STD, examples, limit)
+    for what, here, other in zip(WorkerStanding._fields, found, wanted, strict=True):
+        if kind == "huge" and what in ("trust", "score", "agreement", "offsets"):  # of what is no number at all
             here, other = here[1:], other[1:]
         close(here, other, what, 30.0)
 
 
-def check_alone(device: str, n: int, tested: bool) -> None:
-    from noisegate.kernels import judging
+def check_first_tests(device: str, n: int, tested: bool) -> None:
+    from noisegate.aggregators.fortified.kernels.first_tests import first_tests
 
     norms, present, rejected = 5 + normal(n), some_of(n, 0, "present"), some_of(n, 1, "rejected") & tested
     norms[0] = 4.5
-    found = judging.alone(norms.to(device), present.to(device), rejected.to(device) if tested else None, 4.5, 6.0)
+    found = first_tests(norms.to(device), present.to(device), rejected.to(device) if tested else None, 4.5, 6.0)
     fits = (norms >= 4.5) & (norms <= 6.0)
-    like = ~rejected if tested else present
-    for here, wanted in zip(found, (fits, like, present & fits & like), strict=True):
-        close(here, wanted, "alone")
+    distributed = ~rejected if tested else present
+    for here, wanted in zip(found, (fits, distributed, present & fits & distributed), strict=True):
+        close(here, wanted, "first tests")
 
 
-def check_best(device: str, n: int, nobody: bool = False) -> None:
-    from noisegate.kernels import judging
+def agreements(n: int, nobody: bool = False) -> SimpleNamespace:
+    """The part of a state that says how far workers agree."""
+    return SimpleNamespace(
+        agreement=normal(n),
+        bias_correction=0.3 + 0.2 * some_of(n, 2, "bias"),
+        unrefuted=some_of(n, 0, "unrefuted"),
+        counted=some_of(n, 1, "counted") & (not nobody),
+    )
 
-    agreed, clear, counted = normal(n), some_of(n, 0, "clear"), some_of(n, 1, "counted") & (not nobody)
-    known = SimpleNamespace(agreed=agreed, clear=clear, counted=counted)
+
+def check_best_agreement(device: str, n: int, nobody: bool = False) -> None:
+    from noisegate.aggregators.fortified.kernels.trust import best_agreement
+
+    state = agreements(n, nobody)
+    there = SimpleNamespace(**{name: value.to(device) for name, value in vars(state).items()})
     for place in {1, min(3, -(-n // 10)), -(-n // 10)}:
-        found = judging.best(*(each.to(device) for each in (agreed, clear, counted)), place)
-        close(found, judged._best(known, place), "best")
+        close(best_agreement(there, place), trust.best_agreement(state, place), "best agreement")
 
 
 def products_with(kind: str, n: int, seed: int) -> Tensor:
@@ -209,194 +232,182 @@ def products_with(kind: str, n: int, seed: int) -> Tensor:
     return uploads @ uploads.T
 
 
-def check_shared(device: str, n: int, kind: str, seed: int, limit: float = 0.3, everyone: bool = False) -> None:
-    from noisegate.kernels import sharing
+def check_copies(device: str, n: int, kind: str, seed: int, limit: float = 0.3, everyone: bool = False) -> None:
+    from noisegate.aggregators.fortified.kernels.copies import within_group
 
     products = products_with(kind, n, seed)
-    among = torch.ones(n, dtype=torch.bool) if everyone else some_of(n, seed, "among")
-    trust = (3 * normal(n, seed=seed, name="trust")).round() if seed % 2 else torch.full((n,), -7.0)
+    candidates = torch.ones(n, dtype=torch.bool) if everyone else some_of(n, seed, "candidates")
+    score = (3 * normal(n, seed=seed, name="score")).round() if seed % 2 else torch.full((n,), -7.0)
     rank = torch.randperm(n, generator=stream(seed, "rank"))
-    wanted = independence._shared(products, among, torch.tensor(limit), 1.1, trust, rank)
-    limits = sharing.Sharing(
-        independence.ALIKE, independence.STEP, independence.GROUP, independence.MOST_WORKERS, independence.TURNS
-    )
-    there = (each.to(device) for each in (products, among, torch.tensor(limit)))
-    copies, others = sharing.shared(*there, 1.1, trust.to(device), rank.to(device), limits)
-    close(copies, wanted.copies, "copies")
-    close(others, wanted.others, "others", 10.0)
+    wanted = copies._within_group(products, candidates, torch.tensor(limit), 1.1, score, rank)
+    there = (each.to(device) for each in (products, candidates, torch.tensor(limit)))
+    found = within_group(*there, 1.1, score.to(device), rank.to(device))
+    close(found.copies, wanted.copies, "copies")
+    close(found.repeats, wanted.repeats, "repeats", 10.0)
 
 
-def check_doubts(device: str, n: int, K: int, kind: str, neighbors: int = 512) -> None:
-    from noisegate.kernels import judging
+def check_doubt(device: str, n: int, K: int, kind: str, neighbors: int = 512) -> None:
+    from noisegate.aggregators.fortified.kernels.doubt import remaining_doubt
 
-    off, error, spread = normal(n, K), normal(K, seed=1).square(), normal(K, seed=2).abs()
+    offsets, error, spread = normal(n, K), normal(K, seed=1).square(), normal(K, seed=2).abs()
     noise, passed = 0.1 * normal(K, seed=3).square() + 1e-4, some_of(n, 4, "passed")
     if kind == "zeros":
-        off, error, spread, noise = off * 0, error * 0, spread * 0, torch.full((K,), 1e-32)
+        offsets, error, spread, noise = offsets * 0, error * 0, spread * 0, torch.full((K,), 1e-32)
     if kind == "nobody":
         passed = torch.zeros_like(passed)
     if kind == "huge":
-        off[0], off[-1] = 1e18, -1e18
+        offsets[0], offsets[-1] = 1e18, -1e18
     ties = torch.randperm(n, generator=stream(0, "ties"))
-    given = (off, error, spread, noise, passed, ties)
-    before, doubts.NEIGHBORS = doubts.NEIGHBORS, neighbors
-    try:
-        wanted = doubts.doubts(*given)
-    finally:
-        doubts.NEIGHBORS = before
-    names = {"skew": doubts.SKEW, "width": doubts.WIDTH, "far": doubts.FAR, "most": doubts.MOST}
-    found = judging.doubts(*(each.to(device) for each in given), **names, neighbors=neighbors)
-    close(found, wanted, "doubts", 10.0)
+    given = (offsets, error, spread, noise, passed, ties)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(doubt, "NEIGHBORS", neighbors)
+        wanted = doubt.remaining_doubt(*given)
+        found = remaining_doubt(*(each.to(device) for each in given))
+    close(found, wanted, "doubt", 10.0)
 
 
-def check_weighed(device: str, n: int, kind: str) -> None:
-    from noisegate.kernels import judging
+def check_weights(device: str, n: int, kind: str) -> None:
+    from noisegate.aggregators.fortified.kernels.weights import weigh
 
     view = a_view(n, 7, 2, 1)
-    score, doubt, others = 3 * normal(n), normal(n, seed=1).abs().clamp(max=4), normal(n, seed=2).clamp(min=0)
+    score, doubted, repeats = 3 * normal(n), normal(n, seed=1).abs().clamp(max=4), normal(n, seed=2).clamp(min=0)
     stages = [some_of(n, seed, "stages") for seed in range(4)]
-    copies = ~some_of(n, 4, "stages")
+    copied = ~some_of(n, 4, "stages")
     if kind == "nobody":
         stages[0] = torch.zeros_like(stages[0])
     if kind == "huge":
         score = score * 100
     if kind == "everybody":
-        stages, copies = [torch.ones_like(copies) for _ in stages], torch.zeros_like(copies)
-    passed = torch.stack([*stages, ~copies]).all(0)
-    known = a_past(view)
-    wanted = Weighed.of(view, known, score, doubt, others, passed, [*stages, copies])
+        stages, copied = [torch.ones_like(copied) for _ in stages], torch.zeros_like(copied)
+    passed = torch.stack([*stages, ~copied]).all(0)
+    state = a_state(view)
+    wanted = Weights.of(view, state, score, doubted, repeats, passed, [*stages, copied])
     prior = view.believed_honest / (n + 1)
-    there = [to(device, each) for each in (score, doubt, others, passed)]
-    reasons = fortified._reasons(torch.device(device))
-    last = (math.log(prior / (1 - prior)), fortified.LEAST_WEIGHT, TINY)
-    tests = [each.to(device) for each in (*stages, copies)]
-    found = judging.weighed(*there, tests, known.heaviest.to(device), reasons, *last)
-    for what, here, other in zip(Weighed._fields, found, wanted, strict=True):
+    there = [to(device, each) for each in (state, score, doubted, repeats, passed)]
+    found = weigh(math.log(prior / (1 - prior)), *there, [each.to(device) for each in (*stages, copied)])
+    for what, here, other in zip(Weights._fields, found, wanted, strict=True):
         close(here, other, what, 1.0 if kind != "huge" else 100.0)
 
 
-def check_rounds(aggregator_there, rounds: int = 4, d: int = 400) -> None:
-    """A round at a time from the same state; copies, silence and a liar among them."""
+def check_rounds(aggregator_there, rounds: int = 4, d: int = 400, kind: str = "some") -> None:
+    """A round at a time from the same state; copies, zeros and a Byzantine worker among them, or missing uploads."""
     aggregator, state, reasons = Fortified(), {}, set()
     for seed in range(rounds):
-        view = a_view(12, d, 10, 5, "some", seed)
+        view = a_view(12, d, 10, 5, kind, seed)
         uploads = view.uploads.clone()
         uploads[3], uploads[5], uploads[7] = uploads[2], 0.0, uploads[7] - 6 * view.contributions().mean(0)
+        if kind == "missing":
+            uploads[view.missing] = torch.nan
         rows, norms, present = receive(uploads, 12, d, torch.zeros(d))
         view = replace(view, uploads=rows, norms=norms, present=present)
         wanted = aggregator(view, state)
         found = aggregator_there(aggregator, view, state)
         for what in ("kept", "reason"):
             close(getattr(found, what), getattr(wanted, what), what)
-        for what, size in (("update", 10.0), ("score", 300.0)):
+        for what, size in (("update", 10.0), ("weights", 10.0), ("score", 300.0)):
             close(getattr(found, what), getattr(wanted, what), what, size)
         assert set(found.state) == set(wanted.state)
-        for name in set(wanted.state) - {"past"}:
+        for name in set(wanted.state) - {"own_averages"}:
             close(found.state[name], wanted.state[name], name, 300.0 if name == "evidence" else 30.0)
         reasons |= set(wanted.reason.tolist())
         state = wanted.state
     assert len(reasons) >= 3, "there was something to decide"
+    assert (Reason.MISSING in reasons) == (kind == "missing")
 
 
 # --- without a device ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_what_lies_along_the_probes(shape, kind):
-    check_probed("cpu", shape, kind)
+def test_what_lies_along_the_directions_and_what_that_says_of_a_worker(shape):
+    for kind in KINDS:
+        check_projections("cpu", shape, kind)
+        check_standing("cpu", shape, kind)
 
 
 def test_in_parts_it_is_the_same():
     """Of three workers at a time: no more fits."""
-    check_probed("cpu", (8, 300, 6, 3), "some", state=16 * 300 * 3)
+    check_projections("cpu", (8, 300, 6, 3), "some", scratch=16 * 300 * 3)
 
 
 def test_of_more_columns_than_programs_have_at_once(monkeypatch):
-    from noisegate.kernels import probing
+    from noisegate.aggregators.fortified.kernels import directions, main_difference
 
-    monkeypatch.setattr(probing, "PROGRAMS", 3)
-    monkeypatch.setattr(probing, "PIECES", 2)
+    monkeypatch.setattr(directions, "PROGRAMS", 3)
+    monkeypatch.setattr(main_difference, "PROGRAMS", 3)
+    monkeypatch.setattr(directions, "PIECES", 2)
     d = 2100
-    assert d > 2 * 3 * probing.COLUMNS
-    assert d > 2 * 2 * probing.BLOCK
-    check_probed("cpu", (4, d, 4, 2), "some")
+    assert d > 2 * 3 * directions.COLUMNS
+    assert d > 2 * 2 * directions.BLOCK
+    check_projections("cpu", (4, d, 4, 2), "some")
 
 
 def test_of_more_workers_than_are_read_at_once(monkeypatch):
-    from noisegate.kernels import judging, probing
+    from noisegate.aggregators.fortified.kernels import doubt, main_difference, weights
 
-    monkeypatch.setattr(judging, "MANY", 16)
-    monkeypatch.setattr(probing, "MANY", 16)
-    check_probed("cpu", (70, 20, 4, 2), "some")
-    check_doubts("cpu", 70, 2, "some")
-    check_weighed("cpu", 70, "some")
+    for module in (doubt, main_difference, weights):
+        monkeypatch.setattr(module, "MANY", 16)
+    check_projections("cpu", (70, 20, 4, 2), "some")
+    check_doubt("cpu", 70, 2, "some")
+    check_weights("cpu", 70, "some")
 
 
 def test_too_many_examples_are_left_to_the_twin():
-    from noisegate.kernels import probing
+    from noisegate.aggregators.fortified.kernels import directions
 
-    assert probing.takes(torch.empty(1000, 1), 10)
-    assert probing.takes(torch.empty(2048, 1), 1)
-    assert not probing.takes(torch.empty(2050, 1), 1)
-    assert not probing.takes(torch.empty(33 * 33, 1), 33)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_what_that_says_of_a_worker(shape, kind):
-    check_judged("cpu", shape, kind)
+    assert directions.takes(torch.empty(1000, 1), 10)
+    assert directions.takes(torch.empty(2048, 1), 1)
+    assert not directions.takes(torch.empty(2050, 1), 1)
+    assert not directions.takes(torch.empty(33 * 33, 1), 33)
 
 
-@pytest.mark.parametrize("n", [1, 20, 300])
-@pytest.mark.parametrize("tested", [False, True])
-def test_what_an_upload_alone_shows(n, tested):
-    check_alone("cpu", n, tested)
+def test_the_first_tests():
+    for n in (1, 20, 300):
+        for tested in (False, True):
+            check_first_tests("cpu", n, tested)
 
 
-@pytest.mark.parametrize("n", [1, 2, 11, 200])
-@pytest.mark.parametrize("nobody", [False, True])
-def test_what_the_best_agree(n, nobody):
-    check_best("cpu", n, nobody)
+def test_the_agreement_of_the_best():
+    for n in (1, 2, 10, 11, 200):
+        for nobody in (False, True):
+            check_best_agreement("cpu", n, nobody)
+    check_best_agreement("cpu", 1024)
 
 
-SHARING = ["none", "copies", "chain", "equal", "zeros"]
+COPIES = ["none", "copies", "chain", "equal", "zeros"]
 
 
-@pytest.mark.parametrize("n", [1, 2, 19])
-@pytest.mark.parametrize("kind", SHARING)
-def test_what_is_shared(n, kind):
-    for seed in range(2):
-        check_shared("cpu", n, kind, seed)
-        check_shared("cpu", n, kind, seed, limit=0.05, everyone=True)
+def test_copies_and_repeats():
+    for n, kind in itertools.product((1, 2, 13, 40), COPIES):
+        for seed in range(2):
+            check_copies("cpu", n, kind, seed)
+            check_copies("cpu", n, kind, seed, limit=0.05, everyone=True)
 
 
-@pytest.mark.parametrize("kind", ["some", "zeros", "nobody", "huge"])
-@pytest.mark.parametrize(("n", "K"), [(1, 1), (9, 4), (70, 3)])
-def test_doubts(n, K, kind):
-    check_doubts("cpu", n, K, kind)
+def test_doubt():
+    for n, K in ((1, 1), (9, 4), (70, 3)):
+        for kind in ("some", "zeros", "nobody", "huge"):
+            check_doubt("cpu", n, K, kind)
+    check_doubt("cpu", 90, 4, "some", neighbors=50)
 
 
-def test_doubts_of_those_drawn():
-    check_doubts("cpu", 90, 4, "some", neighbors=50)
-
-
-@pytest.mark.parametrize("kind", ["some", "nobody", "huge", "everybody"])
-@pytest.mark.parametrize("n", [1, 9, 100, 1500])
-def test_weights_and_reasons(n, kind):
-    check_weighed("cpu", n, kind)
+def test_weights_and_reasons():
+    for n in (1, 9, 100, 1500):
+        for kind in ("some", "nobody", "huge", "everybody"):
+            check_weights("cpu", n, kind)
 
 
 def by_kernels(aggregator: Fortified, view: ServerView, state: dict) -> object:
     """As on a device, with every kernel that there is, and no question to the device."""
-    fields = ("uploads", "norms", "present", "ties", "last")
-    there = {name: on_device(getattr(view, name)) for name in fields}
+    fields = ("uploads", "norms", "present", "ties", "last", "missing")
+    there = {name: on_device(value) for name in fields if (value := getattr(view, name)) is not None}
     there["contributions"] = lambda: on_device(view.contributions())
     return aggregator(replace(view, **there), {name: on_device(value) for name, value in state.items()})
 
 
 def test_a_round_by_kernels_is_a_round(monkeypatch):
-    from noisegate.kernels import judging, probing, sharing
+    from noisegate.aggregators.fortified.kernels import copies as copies_by_kernels
+    from noisegate.aggregators.fortified.kernels import directions, doubt, first_tests, standing, trust, weights
 
     used = []
 
@@ -407,9 +418,16 @@ def test_a_round_by_kernels_is_a_round(monkeypatch):
 
         return call
 
-    every = ["alone", "probed", "best", "judged", "shared", "doubts", "weighed"]
-    for name in every:
-        module = {"probed": probing, "shared": sharing}.get(name, judging)
+    every = {
+        "first_tests": first_tests,
+        "project": directions,
+        "best_agreement": trust,
+        "stand": standing,
+        "within_group": copies_by_kernels,
+        "remaining_doubt": doubt,
+        "weigh": weights,
+    }
+    for name, module in every.items():
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
 
     def there(aggregator, view, state):
@@ -418,33 +436,35 @@ def test_a_round_by_kernels_is_a_round(monkeypatch):
             return by_kernels(aggregator, view, state)
 
     check_rounds(there)
-    assert used == 4 * every
+    check_rounds(there, kind="missing")
+    assert used == 8 * list(every)
 
 
 def test_the_best_of_too_many_are_left_to_the_twin(monkeypatch):
-    from noisegate.kernels import judging
+    from noisegate.aggregators.fortified.kernels import trust as by_kernels
 
-    monkeypatch.setattr(judging, "MANY", 16)
+    monkeypatch.setattr(by_kernels, "MANY", 16)
     monkeypatch.setattr(kernels, "available", lambda: True)
-    monkeypatch.setattr(judging, "best", None)
-    everyone = torch.ones(17, dtype=torch.bool)
-    known = SimpleNamespace(agreed=on_device(normal(17)), clear=on_device(everyone), counted=on_device(everyone))
+    monkeypatch.setattr(by_kernels, "best_agreement", None)
+    everyone, one = torch.ones(17, dtype=torch.bool), torch.ones(17)
+    there = {"agreement": normal(17), "bias_correction": one, "unrefuted": everyone, "counted": everyone}
+    state = SimpleNamespace(**{name: on_device(value) for name, value in there.items()})
     with Unasked():
-        found = judged._best(known, 2)
+        found = trust.best_agreement(state, 2)
     assert float(torch.Tensor(found)) == float(normal(17).sort().values[-2])
 
 
 def test_many_workers_are_compared_in_groups(monkeypatch):
-    monkeypatch.setattr(independence, "GROUP", 5)
-    uploads, among = normal(19, 30), torch.ones(19, dtype=torch.bool)
+    monkeypatch.setattr(copies, "GROUP", 5)
+    uploads, candidates = normal(19, 30), torch.ones(19, dtype=torch.bool)
     ties = torch.randperm(19, generator=stream(0, "ties"))
     uploads[ties[1]] = uploads[ties[0]]
-    given = (among, torch.tensor(0.1), 1.0, torch.zeros(19), ties)
-    wanted = independence.shared(uploads, *given)
+    given = (candidates, torch.tensor(0.1), 1.0, torch.zeros(19), ties)
+    wanted = copies.find_copies(uploads, *given)
     assert wanted.copies.any()
     monkeypatch.setattr(kernels, "available", lambda: True)
     there = [on_device(each) if isinstance(each, Tensor) else each for each in given]
     with Unasked():
-        found = independence.shared(on_device(uploads), *there)
+        found = copies.find_copies(on_device(uploads), *there)
     close(torch.Tensor(found.copies), wanted.copies, "copies")
-    close(torch.Tensor(found.others), wanted.others, "others", 10.0)
+    close(torch.Tensor(found.repeats), wanted.repeats, "repeats", 10.0)

@@ -12,9 +12,8 @@
 `rows`                 rows that are changed or left alone (twins: `masked_fill_`, `torch.where`)
 `noise`                secret bits and noise on a grid (twins: `chacha`, `entropy`)
 `counting`             the counts of the KS test (twin: `aggregators.ks_test`)
-`probing`              where uploads lie along the probes of `fortified` (twin: `aggregators.probed`)
-`judging`              what `fortified` makes of that (twins: `aggregators.fortified` and what it calls)
-`sharing`              which uploads depend on one another (twin: `aggregators.independence`)
+
+Those of the aggregator `fortified` are in `aggregators/fortified/kernels`, beside the code that they replace.
 
 They exist because a round of a small model is a chain of some 200 tiny kernels, each of which costs more to start than
 to run, and because unfolding the inputs of a convolution moves many times more memory than the gradients need.

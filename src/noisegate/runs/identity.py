@@ -31,6 +31,7 @@ BY_NAME = frozenset({"noisegate", "torch", "numpy", "scipy", "sklearn", *sys.std
 """The packages whose code is known by its name."""
 
 FORMER_NAMES = {
+    "noisegate.aggregators.fortified.rule.Fortified": "noisegate.aggregators.fortified.Fortified",
     "noisegate.aggregators.sign_baselines.SignGaussianSum": "noisegate.aggregators.sign_rules.SignGaussian",
     "noisegate.aggregators.sign_baselines.SignRandomizedSum": "noisegate.aggregators.sign_rules.SignRandomized",
     "noisegate.aggregators.sign_baselines.MaSignVote": "noisegate.aggregators.sign_rules.MaSign",

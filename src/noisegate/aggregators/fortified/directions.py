@@ -1,0 +1,173 @@
+"""The directions that `fortified` fixed before the round, and where uploads and examples lie along them.
+
+The directions are the mean contribution of the server's examples (the server's gradient), moving averages of past
+updates, the main difference between workers, and for each worker the moving average of its own uploads.
+
+Momentum makes an upload depend on the worker's last upload, by up to l times its unit vector, and through that one on
+the one before, by l^2 / (length of an upload). So a direction contains nothing of the last round, and what an upload
+may lie further along it because of the round before is known (`MomentumTerm`).
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from noisegate import kernels
+from noisegate.aggregators.fortified.moments import ExampleMoments, agreement_of_examples, variance_of_mean
+from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, TINY, FortifiedState
+from noisegate.views import ServerView
+
+MOMENTUM_MARGIN = 1.5
+"""The factor by which workers may depend on their last uploads more than the server's examples would."""
+
+MOST_REPEATED = 0.95
+"""The largest share of a momentum term that the next upload is taken to repeat.
+
+With more there would be next to no noise, and nothing to find."""
+
+RESTART_SHARE = 1e-12
+"""The share of the server's gradient that is added to the main difference before a step of power iteration.
+
+It is what to start from if there is no difference yet. The gradient is never used as that direction itself: in the mean
+of the server's examples along it each of them meets itself."""
+
+ROWS = 16
+"""The largest number of workers whose own averages a CPU works on at once: more leave its caches."""
+
+
+class MomentumTerm(NamedTuple):
+    """What momentum does to an honest upload beside its signal: () each.
+
+    echo: how far the upload may reach along its worker's upload of two rounds ago, times the length of that one. It is
+        l^2 if an upload depends on the last by l, and that one on the one before; each older one adds at most
+        largest / (length of the noise) times as much.
+    variance: that of an upload along an unrelated direction: of the noise and of the momentum term.
+    signal: the mean square of the lengths that the server's examples would add.
+    """
+
+    echo: Tensor
+    variance: Tensor
+    signal: Tensor
+
+    @classmethod
+    def of(cls, view: ServerView, contributions: Tensor) -> "MomentumTerm":
+        """contributions: (A, d) what the server's examples would add; what their squares lack to the largest is l^2."""
+        echo_factor, divisor = cls.scales(view)
+        signal = contributions.norm().square() / len(contributions)
+        square = (view.largest**2 - signal).clamp(min=0.0)
+        return cls(square * echo_factor, square / divisor + view.noise_std**2, signal)
+
+    @staticmethod
+    def scales(view: ServerView) -> tuple[float, float]:
+        """What l^2 is multiplied by for the echo, and divided by for its part of the variance."""
+        d = view.uploads.shape[1]
+        repeated = min(MOST_REPEATED, view.largest / (view.noise_std * math.sqrt(d) + TINY))
+        return MOMENTUM_MARGIN / (1 - repeated), d * (1 - repeated**2)
+
+
+class OwnProjections(NamedTuple):
+    """Where uploads and examples lie along each worker's own average, and the averages after the round.
+
+    of_uploads, lengths: (n,) how far each upload lies along its worker's own average, and the length of that average.
+    of_examples: (A, n) the server's examples along each. own_averages, main_difference: as in `FortifiedState`.
+    """
+
+    of_uploads: Tensor
+    lengths: Tensor
+    of_examples: Tensor
+    own_averages: Tensor
+    main_difference: Tensor
+
+    @classmethod
+    def of(
+        cls, view: ServerView, contributions: Tensor, state: FortifiedState, gradient: Tensor, unit: float
+    ) -> "OwnProjections":
+        """gradient: (1, d) a unit vector. unit: that own averages are measured in: about the noise.
+
+        The last upload received joins its worker's own average when the next one is received: so the average that an
+        upload is measured along never contains the upload that it depends on, and it takes each upload once.
+
+        The main difference is the first principal component of the own averages, by one step of power iteration
+        a round: the averages change more slowly than it converges. Where Byzantine workers push and honest workers push
+        back, the average of all shows neither, but their difference does.
+        """
+        n, size = view.uploads.shape
+        start = torch.add(state.main_difference[0], gradient[0], alpha=RESTART_SHARE)
+        new = contributions.new_empty
+        sums, loads = contributions.new_zeros(2, size), new(2, n)
+        of_uploads, lengths, of_examples = new(n), new(n), new(len(contributions), n)
+        loads[1] = state.counted & state.unrefuted
+        joins = state.counted if view.missing is None else state.counted & ~view.missing
+        averages, speed = torch.empty_like(state.own_averages), OWN_SPEED * joins[:, None].to(contributions.dtype)
+        rows = max(1, view.scratch // (16 * size))
+        rows = rows if contributions.is_cuda else min(rows, ROWS)
+        for first in range(0, n, rows):
+            here = slice(first, first + rows)
+            average = state.own_averages[here].to(contributions.dtype)
+            torch.linalg.vecdot(view.uploads[here], average, out=of_uploads[here])
+            torch.linalg.vector_norm(average, dim=1, out=lengths[here])
+            of_examples[:, here] = contributions @ average.T
+            torch.mul(average @ start, loads[1, here], out=loads[0, here])
+            sums.addmm_(loads[:, here], average)
+            if view.last is not None:  # in place, since fresh memory is slow; a speed of 0 leaves an average as it was
+                average.lerp_(view.last[here] / unit, speed[here])
+            averages[here] = average
+        lengths.clamp_(min=TINY)
+        load, many = loads.sum(1)
+        difference = torch.addcmul(sums[:1], sums[1:], load / many.clamp(min=1.0), value=-1.0)
+        difference = functional.normalize(difference, eps=TINY)
+        return cls(of_uploads / lengths, lengths * unit, of_examples / lengths, averages, difference)
+
+
+class Projections(NamedTuple):
+    """Where everything lies along the directions: the COMMON ones first, then each worker's own average.
+
+    of_uploads: (n, PROBES) the uploads.
+    moments: (COMMON + n,) each, of the server's examples. mean_variance: (COMMON,) the squared standard error of their
+        mean.
+    lengths: (COMMON,) of the directions before they became unit vectors. own_lengths: (n,) of the own averages.
+    agreement: () how far along the server's gradient fresh examples would lie.
+    momentum: what momentum may add. own_averages, main_difference: as in `FortifiedState`, after the round.
+    """
+
+    of_uploads: Tensor
+    moments: ExampleMoments
+    mean_variance: Tensor
+    lengths: Tensor
+    own_lengths: Tensor
+    agreement: Tensor
+    momentum: MomentumTerm
+    own_averages: Tensor
+    main_difference: Tensor
+
+    @classmethod
+    def of(cls, view: ServerView, contributions: Tensor, state: FortifiedState, unit: float) -> "Projections":
+        """contributions: (A, d) what the server's examples would add. unit: that own averages are measured in."""
+        if kernels.fused(contributions):
+            from noisegate.aggregators.fortified.kernels import directions as by_kernels
+
+            if by_kernels.takes(contributions, view.strata):
+                return by_kernels.project(view, contributions, state, unit)
+        momentum = MomentumTerm.of(view, contributions)
+        # All directions at once: to read the uploads is what takes time.
+        directions = torch.cat([contributions.mean(0, keepdim=True), state.update_averages, state.main_difference])
+        lengths = directions.norm(dim=1)
+        directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
+        own = OwnProjections.of(view, contributions, state, directions[:1], unit)
+        of_uploads = torch.cat([view.uploads @ directions.T, own.of_uploads[:, None]], 1)
+        of_examples = torch.cat([contributions @ directions.T, own.of_examples], 1)
+        moments = ExampleMoments.of(of_examples, momentum.variance, view.batch)
+        return cls(
+            of_uploads=of_uploads,
+            moments=moments,
+            mean_variance=variance_of_mean(of_examples[:, :COMMON], view.strata),
+            lengths=lengths,
+            own_lengths=own.lengths,
+            agreement=agreement_of_examples(contributions, lengths[0], moments.spread[0], view.strata),
+            momentum=momentum,
+            own_averages=own.own_averages,
+            main_difference=own.main_difference,
+        )

@@ -1,0 +1,137 @@
+"""A filter built on what an honest upload is: a short signal plus fresh, independent noise of known scale."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from noisegate import checks
+from noisegate.aggregators.fortified.copies import GROUP, find_copies, largest_product
+from noisegate.aggregators.fortified.directions import Projections
+from noisegate.aggregators.fortified.doubt import OFFSET_SPEED, remaining_doubt
+from noisegate.aggregators.fortified.evidence import SHIFTS
+from noisegate.aggregators.fortified.first_tests import FirstTests
+from noisegate.aggregators.fortified.standing import WorkerStanding
+from noisegate.aggregators.fortified.state import COMMON, PROBES, FortifiedState, unless_missing, update_speeds
+from noisegate.aggregators.fortified.trust import AGREEMENT_SPEED
+from noisegate.aggregators.fortified.weights import Weights
+from noisegate.aggregators.upload_lengths import honest_lengths
+from noisegate.errors import SpecError
+from noisegate.roles import Aggregator
+from noisegate.vectors import ones
+from noisegate.views import ServerView, State, Verdict
+
+TEST_COUNT = 4
+"""The number of tests: length, distribution, evidence, copies. Each may refuse a fourth of the honest uploads that all
+of them together may."""
+
+
+@dataclass(frozen=True)
+class Fortified(Aggregator):
+    """Refuse what no honest worker would send, by tests that add up over the rounds; weigh the rest by earned trust.
+
+    An honest upload is a signal of length at most about 1 plus noise that is fresh, independent of everything, and of
+    known scale. Each of four tests refuses what cannot be that:
+
+    * its length, with the exact bounds for any signal (`honest_lengths`);
+    * the distribution of its coordinates (`ks_rejects`);
+    * evidence over the rounds, from how far it lies along directions fixed before the round: the gradient of the
+      server's examples, moving averages of past updates, and of the worker's own uploads (`directions`, `evidence`);
+    * being a copy of another upload of the round (`copies`).
+
+    Those that pass are averaged, each with its odds of being honest: the prior odds that the server believes in, times
+    what agreement with the server's examples has earned it so far (`trust`), over the evidence against it, and over the
+    doubt that is left (`doubt`). Trust is earned slowly, up to a limit, and never outweighs a test. Uploads that share
+    more than honest ones can also share their weight. No number of workers to keep is needed, and a wrong belief about
+    the share of honest ones is outweighed in time.
+
+    A missing upload has no weight, and what is known of its worker stays as it was.
+
+    refused: honest uploads wrongly refused, expected in 1,000. A fourth of it goes to each test.
+    """
+
+    refused: float = 1.0
+
+    def __post_init__(self) -> None:
+        checks.positive(refused=self.refused)
+        if not 1e-3 <= self.refused <= 500:
+            raise checks.refuse("refused", self.refused, "is out of 1,000, and must be from 0.001 to 500")
+
+    @property
+    def tests_noise(self) -> bool:
+        """It takes uploads for Gaussian noise."""
+        return True
+
+    @property
+    def follows_workers(self) -> bool:
+        """It must know a worker again in the next round."""
+        return True
+
+    def __call__(self, view: ServerView, state: State) -> Verdict:
+        chance = self.refused / 1000 / TEST_COUNT
+        contributions = _contributions(view)
+        n, d = view.uploads.shape
+        known = FortifiedState.of(state, view)
+
+        # 1. Test each upload alone: its length, and the distribution of its coordinates.
+        shortest, longest = honest_lengths(d, view.noise_std, view.batch, view.largest, chance)
+        first = FirstTests.of(view, shortest, longest, chance)
+
+        # 2. Project uploads and the server's examples on directions that were fixed before the round.
+        projections = Projections.of(view, contributions, known, longest / math.sqrt(d))
+
+        # 3. Add up over the rounds: the evidence against each worker, the trust in it, and how far off the server's
+        # examples it lies where it cannot be refused for that.
+        evidence_limit = math.log(2 * PROBES * len(SHIFTS) / chance)
+        standing = WorkerStanding.of(view, known, projections, first.passed, len(contributions), evidence_limit)
+
+        # 4. Compare the uploads with one another.
+        signal = projections.momentum.signal
+        product_limit = largest_product(view.noise_std, longest, signal, chance, min(n, GROUP) - 1)
+        given = (view.uploads, standing.candidates, product_limit, longest, standing.score, view.ties)
+        copies, repeats = find_copies(*given)
+        passed = standing.candidates ^ copies  # which are among the candidates
+
+        # 5. Find what doubt is left, along neither the server's gradient nor the worker's own average, in which
+        # workers cannot be compared.
+        _, spread, variance = (each[1:COMMON] for each in projections.moments)
+        noise = variance * (OFFSET_SPEED / (2 - OFFSET_SPEED))
+        doubt = remaining_doubt(standing.offsets, projections.mean_variance[1:], spread, noise, passed, view.ties)
+
+        # 6. Average those that passed, each with its odds of being honest; what is repeated counts once.
+        stages = [view.present, first.fits_length, first.passes_distribution, standing.unrefuted, copies]
+        weighed = Weights.of(view, known, standing.score, doubt, repeats, passed, stages)
+        update = weighed.weights @ view.uploads
+
+        one = ones(n, known.bias_correction.dtype, known.bias_correction.device)
+        after = FortifiedState(
+            evidence=standing.evidence,
+            trust=standing.trust,
+            agreement=standing.agreement,
+            bias_correction=unless_missing(
+                view, torch.lerp(known.bias_correction, one, AGREEMENT_SPEED), known.bias_correction
+            ),
+            offsets=standing.offsets,
+            update_averages=torch.lerp(known.update_averages, known.last_update, update_speeds(known.update_averages)),
+            last_update=update,
+            largest_weights=weighed.largest_weights,
+            own_averages=projections.own_averages,
+            main_difference=projections.main_difference,
+            counted=unless_missing(view, first.passed, known.counted),
+            unrefuted=standing.unrefuted,
+        )
+        reason = view.mark_missing(weighed.reason)
+        return Verdict(update, weighed.kept, reason, weighed.score, after._asdict(), weighed.weights)
+
+
+def _contributions(view: ServerView) -> Tensor:
+    """(A, d) what the server's own examples would add to an upload."""
+    if view.contributions is None:
+        raise SpecError("aggregator 'fortified': needs ServerView.contributions, which this server does not have")
+    found = view.contributions()
+    if len(found) < 2:
+        raise SpecError(f"aggregator 'fortified': needs two examples of the server's own or more, not {len(found)}")
+    if not found.is_cuda and bool(found.norm() < torch.inf):  # nothing to replace, and a copy takes time
+        return found
+    return found.nan_to_num(0.0, 0.0, 0.0)
