@@ -33,7 +33,7 @@ OPTIONS = (
         "--no-first-run",
         "--disable-extensions",
         "--disable-background-networking",
-        "--host-resolver-aggregators=MAP * ~NOTFOUND",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
     ),
 )
 

@@ -27,8 +27,8 @@ PRIVACY_POINTS = 24
 GROUPS = ("honest", "byzantine")
 """The two groups of workers, as files name them."""
 
-NOT_REFUSED = (Reason.KEPT, Reason.LOST, Reason.MISSING)
-"""The reasons that refuse nothing: the upload was used, the round was lost, or no upload arrived."""
+NOT_REFUSED = (Reason.KEPT, Reason.MISSING, Reason.LOST)
+"""The reasons that refuse nothing: the upload was used, did not arrive, or was in a round that was lost."""
 
 BY_RANK = (*NOT_REFUSED, *(reason for reason in Reason if reason not in NOT_REFUSED))
 """The reasons by rank. Of equally frequent reasons of a column, the one with the highest rank is shown."""
