@@ -10,8 +10,10 @@ from rich.table import Table
 from noisegate.cli.progress import runs
 from noisegate.cli.terminal import Console
 from noisegate.redteam import Findings
+from noisegate.redteam.findings import Trial
 from noisegate.redteam.plot import WITHOUT, describe, part
-from noisegate.redteam.search import BEHAVED, Outcome, Trial
+from noisegate.redteam.search import Outcome
+from noisegate.redteam.settings import BEHAVED
 
 MOST_MESSAGE = 300
 
