@@ -33,7 +33,7 @@ OPTIONS = (
         "--no-first-run",
         "--disable-extensions",
         "--disable-background-networking",
-        "--host-resolver-aggregators=MAP * ~NOTFOUND",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
     ),
 )
 
@@ -90,12 +90,15 @@ class Browser:
         self.prefer(dark)
         self.events.clear()
         self.ask("Page.navigate", url=page.resolve().as_uri())
-        until = time.monotonic() + PATIENCE
-        while not self.evaluate(
+        self.wait_until(
             "document.readyState == 'complete' && "
             "(!document.querySelector('.plot') || document.documentElement.dataset.drawn > 0)"
-        ):
-            assert time.monotonic() < until, "the charts are not drawn"
+        )
+
+    def wait_until(self, expression: str) -> None:
+        until = time.monotonic() + PATIENCE
+        while not self.evaluate(expression):
+            assert time.monotonic() < until, expression
             time.sleep(0.02)
 
     def prefer(self, dark: bool) -> None:
@@ -251,7 +254,9 @@ def test_dark_and_light_for_the_page_and_its_charts(browser, pages):
     page, words, chart, line = look()
     assert page < 0.05 > chart
     assert words > 0.6 < line
-    browser.prefer(False)  # while it is open
+    before = browser.evaluate("document.getElementById('chart-1').layout.paper_bgcolor")
+    browser.prefer(False)  # while it is open; the charts are drawn again when the page is told
+    browser.wait_until(f"document.getElementById('chart-1').layout.paper_bgcolor != '{before}'")
     page, words, chart, line = look()
     assert page > 0.8 < chart
     assert words < 0.05 > line

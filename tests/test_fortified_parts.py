@@ -12,13 +12,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
-from torch.nn import functional
-
-from noisegate.aggregators.fortified import evidence
-from noisegate.aggregators.fortified.expectation import Interval, along_gradient, along_history
-from noisegate.aggregators.fortified.moments import STANDARD_ERRORS, ExampleMoments, agreement_of_examples
-from noisegate.aggregators.fortified.state import PROBES
 from noisegate.aggregators.noise_tests import (
     count_every_value,
     count_where_in_doubt,
@@ -27,6 +20,13 @@ from noisegate.aggregators.noise_tests import (
     ks_threshold,
     room_for_signal,
 )
+from scipy import stats
+from torch.nn import functional
+
+from noisegate.aggregators.fortified import evidence
+from noisegate.aggregators.fortified.expectation import Interval, along_gradient, along_history
+from noisegate.aggregators.fortified.moments import STANDARD_ERRORS, ExampleMoments, agreement_of_examples
+from noisegate.aggregators.fortified.state import PROBES
 from noisegate.streams import stream
 from oracles import ks_statistic
 from test_noise_tests import quantiles

@@ -27,18 +27,10 @@ from noisegate.catalog import setting_types
 from noisegate.cli.findings import verdict
 from noisegate.cli.redteam import Evaluation, _watched
 from noisegate.redteam import red_team
+from noisegate.redteam.findings import Trial, by_chance
 from noisegate.redteam.plot import plot
-from noisegate.redteam.search import (
-    LATE,
-    OWN_CLOCK,
-    SETTINGS,
-    SHARES,
-    Trial,
-    _moved,
-    _with,
-    behaved,
-    by_chance,
-)
+from noisegate.redteam.search import SHARES
+from noisegate.redteam.settings import LATE, OWN_START, SETTINGS, behaved, variants, with_setting
 from noisegate.redteam.trials import LOCK, TrialFolder
 from noisegate.runs import locks as locks_module
 from noisegate.runs import read_spec, reference
@@ -96,12 +88,12 @@ def planted(spec: Spec) -> float:
 
 def test_the_table_names_what_exists():
     assert set(SETTINGS) <= set(ATTACKS)
-    assert set(OWN_CLOCK) <= set(ATTACKS)
+    assert set(OWN_START) <= set(ATTACKS)
     for name, settings in SETTINGS.items():
         assert settings.keys() <= setting_types(ATTACKS[name]).keys(), name
         for setting, values in settings.items():
             for value in values:
-                _with(Spec(attack=name), setting, value)  # raises if it does not exist
+                with_setting(Spec(attack=name), setting, value)  # raises if it does not exist
 
 
 def test_it_finds_what_was_planted():
@@ -131,7 +123,7 @@ def test_every_attack_is_screened_early_and_late():
     red_team(Spec(), pretend, budget=2 * len(ATTACKS) * 2)
     screened = [(attack_of(spec)["name"], spec.attack_start) for stage, spec in pretend.asked if stage == "screen"]
     assert sorted(screened) == sorted(
-        [(name, 0.0) for name in REAL] + [(name, LATE) for name in REAL if name not in OWN_CLOCK]
+        [(name, 0.0) for name in REAL] + [(name, LATE) for name in REAL if name not in OWN_START]
     )
 
 
@@ -152,17 +144,17 @@ def test_the_attack_of_the_spec_is_tried_as_it_stands():
     assert red_team(own, pretend).worst.spec == own
 
 
-@pytest.mark.parametrize("budget", [1, 5, 23, 40, 72, 150])
-@pytest.mark.parametrize("formula", [planted, lambda spec: spec.byzantine / 2], ids=["planted", "flat"])
-def test_the_budget_is_never_exceeded_and_nothing_is_run_twice(budget, formula):
-    pretend = Pretend(formula)
-    found = red_team(Spec(), pretend, budget=budget)
-    names = [spec.name() for _, spec in pretend.asked]
-    assert len(names) == len(set(names))
-    assert len(pretend.searched()) <= budget
-    assert {spec.name() for _, spec in found.untried}.isdisjoint(names)
-    if budget == 1:
-        assert {attack_of(spec)["name"] for _, spec in found.untried} == set(REAL)
+def test_the_budget_is_never_exceeded_and_nothing_is_run_twice():
+    for formula in (planted, lambda spec: spec.byzantine / 2):
+        for budget in (1, 5, 23, 40, 72, 150):
+            pretend = Pretend(formula)
+            found = red_team(Spec(), pretend, budget=budget)
+            names = [spec.name() for _, spec in pretend.asked]
+            assert len(names) == len(set(names))
+            assert len(pretend.searched()) <= budget
+            assert {spec.name() for _, spec in found.untried}.isdisjoint(names)
+            if budget == 1:
+                assert {attack_of(spec)["name"] for _, spec in found.untried} == set(REAL)
 
 
 def test_a_small_budget_leaves_runs_for_settings_and_shares():
@@ -227,16 +219,16 @@ def formula_where_behaving_would_be_the_worst(spec: Spec) -> float:
     return 0.1 if attack_of(spec)["name"] == "none" else 0.5
 
 
-@pytest.mark.parametrize("own", [Spec(), Spec(attack="none"), Spec(attack="none", attack_start=0.3)])
-def test_to_behave_is_no_attack(own):
-    pretend = Pretend(formula_where_behaving_would_be_the_worst, Outcome("done", 0.1, 0.6, 0.05))
-    found = red_team(own, pretend, budget=40, seeds=[2])
-    assert found.yardsticks.behaved.spec == behaved(own)
-    assert found.yardsticks.behaved.accuracy == 0.1
-    assert found.worst.accuracy == 0.5
-    assert "none" not in {trial.attack for trial in found.trials}
-    assert "none" not in {attack_of(spec)["name"] for spec in pretend.searched()}
-    assert [again.yardsticks.behaved.spec for again in found.seeds] == [replace(behaved(own), seed=2)]
+def test_to_behave_is_no_attack():
+    for own in (Spec(), Spec(attack="none"), Spec(attack="none", attack_start=0.3)):
+        pretend = Pretend(formula_where_behaving_would_be_the_worst, Outcome("done", 0.1, 0.6, 0.05))
+        found = red_team(own, pretend, budget=40, seeds=[2])
+        assert found.yardsticks.behaved.spec == behaved(own)
+        assert found.yardsticks.behaved.accuracy == 0.1
+        assert found.worst.accuracy == 0.5
+        assert "none" not in {trial.attack for trial in found.trials}
+        assert "none" not in {attack_of(spec)["name"] for spec in pretend.searched()}
+        assert [again.yardsticks.behaved.spec for again in found.seeds] == [replace(behaved(own), seed=2)]
 
 
 def test_what_behaving_did_not_end_in_is_told_and_not_measured_by():
@@ -248,15 +240,15 @@ def test_what_behaving_did_not_end_in_is_told_and_not_measured_by():
 # Noise.
 
 
-@pytest.mark.parametrize("runs", [1, 50])
-@pytest.mark.parametrize("accuracy", [0.05, 0.5, 0.9])
-def test_noise_is_what_the_worst_of_many_equal_runs_seems_to_cost(accuracy, runs):
-    rng = np.random.default_rng(1)
-    right = rng.binomial(360, accuracy, size=(20_000, runs + 1)) / 360
-    seems = right[:, 0] - right[:, 1:].min(1)
-    noise = by_chance(accuracy, 360, runs)
-    assert (seems > noise).mean() < 0.055
-    assert (seems > noise / 2).mean() > 0.15  # it is not simply large
+def test_noise_is_what_the_worst_of_many_equal_runs_seems_to_cost():
+    for accuracy in (0.05, 0.5, 0.9):
+        for runs in (1, 50):
+            rng = np.random.default_rng(1)
+            right = rng.binomial(360, accuracy, size=(20_000, runs + 1)) / 360
+            seems = right[:, 0] - right[:, 1:].min(1)
+            noise = by_chance(accuracy, 360, runs)
+            assert (seems > noise).mean() < 0.055, (accuracy, runs)
+            assert (seems > noise / 2).mean() > 0.15, "it is not simply large"
 
 
 def test_an_accuracy_that_nothing_can_be_above_or_below_has_noise_too():
@@ -334,28 +326,25 @@ def test_seeds_repeat_the_worst_case_beside_the_budget():
 
 def test_a_default_is_left_out_so_that_equal_attacks_are_one_spec():
     spec = Spec(attack={"name": "trojan", "pull": 0.6})
-    assert _with(spec, "pull", 0.3) == Spec(attack="trojan")
-    assert _with(spec, "pull", None) == Spec(attack="trojan")
-    assert _with(spec, "form", "ranked") == spec
-    assert spec not in _moved(spec, "pull", (0.1, 0.3, 0.6))
+    assert with_setting(spec, "pull", 0.3) == Spec(attack="trojan")
+    assert with_setting(spec, "pull", None) == Spec(attack="trojan")
+    assert with_setting(spec, "form", "ranked") == spec
+    assert spec not in variants(spec, "pull", (0.1, 0.3, 0.6))
 
 
 def test_a_setting_that_does_not_go_with_another_is_left_out():
-    assert _moved(Spec(attack={"name": "trojan", "drift": "weights"}), "apart", (False, True)) == []
+    assert variants(Spec(attack={"name": "trojan", "drift": "weights"}), "apart", (False, True)) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "settings", "says"),
-    [
-        ({"byzantine": 0.0}, {}, "nobody is left to attack"),
+def test_a_search_that_cannot_be_is_refused():
+    for changes, settings, says in (
+        ({"byzantine": 0.0}, {}, "there is no Byzantine worker to attack"),
         ({}, {"budget": 0}, "budget = 0"),
         ({}, {"shares": [1.0]}, "shares = 1.0"),
         ({}, {"shares": [0.0]}, "shares = 0.0"),
-    ],
-)
-def test_a_search_that_cannot_be_is_refused(changes, settings, says):
-    with pytest.raises(SpecError, match=says):
-        red_team(Spec(**changes), Pretend(planted), **settings)
+    ):
+        with pytest.raises(SpecError, match=says):
+            red_team(Spec(**changes), Pretend(planted), **settings)
 
 
 # What is kept.
@@ -387,17 +376,17 @@ def kept(path, how=HOW) -> float | None:
     return found.accuracy if found else None
 
 
-@pytest.mark.parametrize("until", [0, 1, 15, 38])
-def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path, until):
+def test_an_interrupted_search_goes_on_and_finds_the_same(tmp_path):
     whole = searched(tmp_path / "whole", Interrupting(planted), budget=40)
-    with pytest.raises(KeyboardInterrupt):
-        searched(tmp_path / "broken", Interrupting(planted, until), budget=40)
-    pool = Interrupting(planted)
-    resumed = searched(tmp_path / "broken", pool, budget=40)
-    assert resumed == whole
-    assert pool.played == 40 + 2 - until  # and the yardsticks
-    assert searched(tmp_path / "broken", done := Interrupting(planted), budget=40) == whole
+    assert searched(tmp_path / "whole", done := Interrupting(planted), budget=40) == whole
     assert done.played == 0
+    for until in (0, 1, 15, 38):
+        path = tmp_path / f"broken-{until}"
+        with pytest.raises(KeyboardInterrupt):
+            searched(path, Interrupting(planted, until), budget=40)
+        pool = Interrupting(planted)
+        assert searched(path, pool, budget=40) == whole
+        assert pool.played == 40 + 2 - until, "and the two runs without an attack"
 
 
 def test_a_failed_run_is_tried_again_and_a_skipped_one_is_not(tmp_path):
@@ -558,14 +547,14 @@ def test_every_run_is_in_one_batch_and_batches_are_full_of_alike_ones(settings, 
     assert [settings[i] for i in order] == sorted(settings)
 
 
-@pytest.mark.parametrize("done", [0, 1, 9, 40])
-def test_parts_make_up_all_runs_however_far_each_is(done):
+def test_parts_make_up_all_runs_however_far_each_is():
     specs = [Spec(seed=seed, byzantine=share) for seed in range(20) for share in (0.2, 0.6)]
     parts = [left_of_part(specs, f"{part}/3", 4, set()) for part in (1, 2, 3)]
     names = [spec.name() for part in parts for spec in part]
     assert sorted(names) == sorted(spec.name() for spec in specs), "each of them once"
-    again = left_of_part(specs, "2/3", 4, {spec.name() for spec in parts[1][:done]})
-    assert again == parts[1][done:]
+    for done in (0, 1, 9, 40):
+        again = left_of_part(specs, "2/3", 4, {spec.name() for spec in parts[1][:done]})
+        assert again == parts[1][done:]
 
 
 def test_runs_side_by_side_are_split_where_one_breaks(quick, monkeypatch):
@@ -599,16 +588,13 @@ def test_what_broke_together_leaves_its_memory_to_the_halves(quick, monkeypatch)
     assert len(held) == 3
 
 
-@pytest.mark.parametrize(
-    ("compute", "flags"),
-    [
+def test_a_pool_says_how_it_runs():
+    for compute, flags in (
         (Compute(device="cpu"), "--device cpu --threads 1"),
         (Compute(device="cpu", threads=2, memory=64), "--device cpu --threads 2 --memory 64"),
-    ],
-)
-def test_a_pool_says_how_it_runs(compute, flags):
-    assert Pool(compute).flags == flags
-    assert Pool(compute).how == f"noisegate {__version__} {flags}"
+    ):
+        assert Pool(compute).flags == flags
+        assert Pool(compute).how == f"noisegate {__version__} {flags}"
 
 
 def test_a_run_that_breaks_is_reported(quick, monkeypatch):
@@ -699,11 +685,10 @@ def test_it_takes_a_file_flags_and_set_as_run_does(cli, tmp_path):
     assert found["trials"][0]["attack"] == {"name": "zero"}  # the spec's own is the first
 
 
-@pytest.mark.parametrize(
-    ("line", "says"),
-    [
+def test_bad_input_is_one_readable_line(cli, tmp_path):
+    for line, says in (
         ("--dataset nosuch", "dataset = 'nosuch'"),
-        ("--byzantine 0", "nobody is left to attack"),
+        ("--byzantine 0", "there is no Byzantine worker to attack"),
         ("--shares 0.2,x", "shares = '0.2,x': must be numbers with commas between them"),
         ("--shares 2", "shares = 2.0"),
         ("--seeds 1.5", "seeds = '1.5'"),
@@ -714,19 +699,18 @@ def test_it_takes_a_file_flags_and_set_as_run_does(cli, tmp_path):
         ("--workers 1000", "batch = 16"),
         ("--attack labelflip", "did you mean 'label-flip'?"),
         ("nosuch.toml", "nosuch.toml: cannot be read"),
-    ],
-)
-def test_bad_input_is_one_readable_line(cli, tmp_path, line, says):
-    answer = cli("redteam", *FLAGS, *line.split())
-    assert answer.status == 2
-    assert not (tmp_path / "runs").exists()
-    assert answer.out == ""
-    assert len(answer.err.strip().splitlines()) == 1
-    assert says in answer.err
+    ):
+        answer = cli("redteam", *FLAGS, *line.split())
+        assert answer.status == 2, line
+        assert not (tmp_path / "runs").exists(), line
+        assert answer.out == ""
+        assert len(answer.err.strip().splitlines()) == 1, line
+        assert says in answer.err, line
 
 
 def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(spawn, cli, tmp_path):
-    line = ["redteam", *FLAGS, "--jobs", "2", "--budget", "30", "--rounds", "50", "--out", "kept"]
+    """In one process; tests/test_sweep.py interrupts a pool of processes."""
+    line = ["redteam", *FLAGS, "--budget", "30", "--rounds", "50", "--out", "kept"]
     process = spawn(*line)
     results = tmp_path / "kept" / "results.jsonl"
     waited = time.monotonic() + 120
@@ -751,7 +735,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(spawn, cli, tmp_path):
     assert "Traceback" not in err
     before = results.read_bytes()
     assert before.endswith(b"\n")
-    assert cli(*line, "--budget", "2", "--jobs", "1").status == 0
+    assert cli(*line, "--budget", "2").status == 0
     assert results.read_bytes().startswith(before)
     keys = [json.loads(found)["key"] for found in results.read_text().splitlines()]
     assert len(keys) == len(set(keys))  # nothing was run again

@@ -9,8 +9,11 @@ import tracemalloc
 import zipfile
 from dataclasses import replace
 from html.parser import HTMLParser
+from importlib import resources
+from types import SimpleNamespace
 
 import numpy as np
+import plotly.offline
 import pytest
 
 from conftest import sealed
@@ -19,8 +22,9 @@ from noisegate.report import figures, numbers, report, write_report
 from noisegate.report.charts import MEANINGS
 from noisegate.report.figures import write_figures
 from noisegate.report.folders import Verdicts, read_run
-from noisegate.report.numbers import privacy_spent, refused_shares, timeline
+from noisegate.report.numbers import privacy_spent, shares_by_reason, timeline_of
 from noisegate.report.page import Page, table
+from noisegate.report.run_page import run_page
 from noisegate.report.sweeps import MOST_LINES, axis_of, facets, read_sweep_folder
 from noisegate.runs.promise import STATED
 from noisegate.sweeps.sweep import SweepFolder, sweep
@@ -30,6 +34,7 @@ ONE = Compute(device="cpu", threads=1)
 SPEC = Spec(
     rounds=8, sigma=2.5, sigma_base=2.5, accountant="rdp", aggregator="two-stage", attack="gaussian", evaluate_every=2
 )
+PLOTLY = plotly.offline.get_plotlyjs
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 
 
@@ -64,9 +69,24 @@ class Reader(HTMLParser):
     def all(self, tag: str) -> list[dict]:
         return [attributes for name, attributes in self.tags if name == tag]
 
+    def chart(self, label: str) -> dict:
+        """The data of the chart whose label begins so."""
+        (found,) = [div["id"] for div in self.all("div") if div.get("aria-label", "").startswith(label) and "id" in div]
+        return self.data[f"{found}-data"]
+
+
+@pytest.fixture(autouse=True)
+def small_plotly(monkeypatch):
+    """A few bytes in place of plotly's 5 MB, which take most of the time."""
+    monkeypatch.setattr(plotly.offline, "get_plotlyjs", lambda: "plotly.js v0")
+
 
 def read(folder) -> Reader:
-    reader = Reader(report(folder))
+    return read_page(report(folder))
+
+
+def read_page(page: str) -> Reader:
+    reader = Reader(page)
     assert reader.open == []
     return reader
 
@@ -109,11 +129,69 @@ def test_the_page_of_a_run_says_what_was_found(made):
         MEANINGS[Reason.DISTRIBUTION],
     ):
         assert words in page.text, words
-    assert "Not whole" not in page.text
+    assert "Incomplete" not in page.text
     assert "Numbers" in page.text
 
 
-def test_the_page_loads_nothing_and_allows_nothing_else(made):
+def weighed(record, byzantine_weight=0.083):
+    """The record with weights, a missing upload and a lost round. A Byzantine upload has a tenth of the weight."""
+    found = record.verdicts
+    reasons = found.reasons.copy()
+    reasons[0, 0], reasons[3] = Reason.MISSING, Reason.LOST
+    weights = np.where(reasons == Reason.KEPT, 1.0, 0.0) * np.where(found.byzantine, 0.1, 1.0)
+    weights = weights / np.maximum(weights.sum(1, keepdims=True), 1e-9)
+    verdicts = SimpleNamespace(reasons=reasons, scores=found.scores, byzantine=found.byzantine, weights=weights)
+    counted = [{**line, "rejected": {**line["rejected"], "missing": {"honest": 1}}} for line in record.curve]
+    result = {**record.result, "byzantine_weight": byzantine_weight, "byzantine_selected": 0.433, "missing": 0.1}
+    return replace(record, verdicts=verdicts, curve=counted, result=result)
+
+
+def test_the_weight_of_byzantine_uploads_comes_first_and_the_head_count_beside_it(made):
+    record = weighed(read_run(made))
+    page = read_page(run_page(record).html())
+    assert (
+        "weight of Byzantine uploads 8.3% of the model's updates; 43.3% of the uploads used, by head count" in page.text
+    )
+    assert "Byzantine uploads used" not in page.text
+    weight, share = page.chart("Weight of Byzantine uploads")["data"]
+    found = record.verdicts.weights[:, record.verdicts.byzantine].sum(1)
+    assert weight["y"] == pytest.approx(found, abs=1e-5)
+    assert share["y"] == [0.6, 0.6]
+
+
+def test_a_result_without_weights_shows_the_head_count(made):
+    record = read_run(made)
+    old = {key: value for key, value in record.result.items() if key not in ("byzantine_weight", "missing")}
+    verdicts = Verdicts(record.verdicts.reasons, record.verdicts.scores, record.verdicts.byzantine)
+    page = read_page(run_page(replace(record, result=old, verdicts=verdicts)).html())
+    assert f"Byzantine uploads used {old['byzantine_selected']:.1%} of the uploads used, by head count" in page.text
+    assert "weight of Byzantine uploads" not in page.text.lower()
+
+
+def test_a_missing_upload_and_a_lost_round_are_no_refusals(made):
+    record = weighed(read_run(made))
+    page = read_page(run_page(record).html())
+    assert "uploads missing 10.0% did not arrive, which accuses nobody" in page.text
+    assert "A missing upload did not arrive; it is not refused" in page.text
+    assert MEANINGS[Reason.MISSING] in page.text
+    assert MEANINGS[Reason.LOST] in page.text
+    for word in ("missing", "lost"):
+        assert re.search(rf"\b{word} [\d.]+% [\d.]+% no\b", page.text), "it accuses nobody"
+    (bar,) = [trace for trace in page.chart("Uploads that were not used")["data"] if trace["name"] == "missing"]
+    assert bar["marker"]["color"] == "--missing"
+
+
+def test_every_verdict_has_a_color_in_both_themes_and_a_meaning():
+    style = (resources.files("noisegate.report") / "style.css").read_text()
+    for reason in Reason:
+        assert len(re.findall(rf"--{reason.word}: #[0-9a-f]{{6}};", style)) == 2, reason
+        assert f".swatch.{reason.word} {{ background: var(--{reason.word}); }}" in style, reason
+    assert set(MEANINGS) == set(figures.REASON_COLORS) == set(Reason)
+    assert len(set(figures.REASON_COLORS.values())) == len(Reason)
+
+
+def test_the_page_loads_nothing_and_allows_nothing_else(made, monkeypatch):
+    monkeypatch.setattr(plotly.offline, "get_plotlyjs", PLOTLY)
     page = report(made)
     reader = Reader(page)
     assert [name for name in page.split("\n") if "plotly.js v" in name][1:] == [], "plotly is there once"
@@ -134,7 +212,7 @@ def test_the_page_can_be_read_by_anyone(made):
     assert len(reader.all("title")) == len(reader.all("h1")) == len(reader.all("main")) == 1
     assert any(found.get("name") == "viewport" for found in reader.all("meta"))
     charts = [found for found in reader.all("div") if found.get("class") == "plot"]
-    assert len(charts) == 5
+    assert len(charts) >= 5
     for chart in charts:
         assert chart["role"] == "img"
         assert len(chart["aria-label"]) > 20, "what it shows, in words"
@@ -148,28 +226,29 @@ def test_the_page_can_be_read_by_anyone(made):
 
 
 def test_the_axes_are_honest(made):
-    charts = read(made).data
-    accuracy, verdicts, refused, _, privacy = charts.values()
+    page = read(made)
+    accuracy, privacy = page.chart("Accuracy over"), page.chart("Epsilon over")
+    verdicts, unused = page.chart("Timeline"), page.chart("Uploads that were not used")
     assert accuracy["layout"]["yaxis"]["range"] == [0, 1.005]
     assert accuracy["layout"]["xaxis"]["range"][0] == 0
     assert {trace["name"] for trace in accuracy["data"]} == {
         "this run",
-        "reference, at its end",
-        "undefended, at its end",
+        "reference, after its last round",
+        "undefended, after its last round",
     }
-    assert refused["layout"]["yaxis"]["range"] == refused["layout"]["yaxis2"]["range"] == [0, 1]
+    assert unused["layout"]["yaxis"]["range"] == unused["layout"]["yaxis2"]["range"] == [0, 1]
     assert privacy["layout"]["yaxis"]["range"][0] == 0
     assert [trace["zmin"] for trace in verdicts["data"]] == [-0.5, -0.5]
 
 
 def test_the_timeline_is_that_of_the_verdicts(made):
     with np.load(made / "verdicts.npz") as file:
-        reasons, lying = file["reasons"], file["byzantine"]
-    honest, byzantine = read(made).data["chart-2-data"]["data"]
-    assert honest["z"] == reasons[:, ~lying].T.tolist()
-    assert byzantine["z"] == reasons[:, lying].T.tolist()
-    assert honest["y"] == [str(place) for place in np.flatnonzero(~lying)]
-    assert honest["text"][0][0] == Reason(reasons[0, np.flatnonzero(~lying)[0]]).word
+        reasons, mask = file["reasons"], file["byzantine"]
+    honest, byzantine = read(made).chart("Timeline")["data"]
+    assert honest["z"] == reasons[:, ~mask].T.tolist()
+    assert byzantine["z"] == reasons[:, mask].T.tolist()
+    assert honest["y"] == [str(place) for place in np.flatnonzero(~mask)]
+    assert honest["text"][0][0] == Reason(reasons[0, np.flatnonzero(~mask)[0]]).word
 
 
 def test_a_long_run_of_many_is_shown_in_bins_by_what_is_most_frequent():
@@ -177,22 +256,23 @@ def test_a_long_run_of_many_is_shown_in_bins_by_what_is_most_frequent():
     reasons = rng.integers(0, len(Reason), (1003, 150)).astype(np.uint8)
     scores = rng.normal(size=reasons.shape).astype(np.float32)
     scores[3, :] = np.nan
-    lying = np.arange(150) < 100
-    grid = timeline(Verdicts(reasons, scores, lying), most_columns=50, most_rows=20)
-    assert grid.binned
-    assert (grid.rounds[0, 0], grid.rounds[-1, 1], len(grid.rounds)) == (1, 1003, 50)
-    assert (grid.rounds[1:, 0] == grid.rounds[:-1, 1] + 1).all(), "every round is in one column"
-    assert [len(grid.workers[group]) for group in ("honest", "byzantine")] == [20, 20]
-    assert grid.all_workers == {"honest": 50, "byzantine": 100}
+    found = timeline_of(Verdicts(reasons, scores, np.arange(150) < 100), most_columns=50, most_rows=20)
+    assert found.binned
+    assert (found.rounds[0, 0], found.rounds[-1, 1], len(found.rounds)) == (1, 1003, 50)
+    assert (found.rounds[1:, 0] == found.rounds[:-1, 1] + 1).all(), "every round is in one column"
+    assert [len(found.workers[group]) for group in ("honest", "byzantine")] == [20, 20]
+    assert found.all_workers == {"honest": 50, "byzantine": 100}
     for group in ("honest", "byzantine"):
-        for row, worker in enumerate(grid.workers[group]):
-            for column, (first, last) in enumerate(grid.rounds):
+        for row, worker in enumerate(found.workers[group]):
+            for column, (first, last) in enumerate(found.rounds):
                 block = reasons[first - 1 : last, worker].tolist()
                 most = max(block.count(reason) for reason in Reason)
-                assert grid.reasons[group][row, column] == max(r for r in Reason if block.count(r) == most)
-    block = scores[:20, grid.workers["honest"][0]]
-    assert grid.rounds[0, 1] == 20
-    assert grid.scores["honest"][0, 0] == pytest.approx(np.nanmean(block), abs=1e-6)
+                equal = [reason for reason in Reason if block.count(reason) == most]
+                refusals = [reason for reason in equal if reason not in (Reason.KEPT, Reason.MISSING, Reason.LOST)]
+                assert found.reasons[group][row, column] == max(refusals or equal[1:] or equal)
+    block = scores[:20, found.workers["honest"][0]]
+    assert found.rounds[0, 1] == 20
+    assert found.scores["honest"][0, 0] == pytest.approx(np.nanmean(block), abs=1e-6)
 
 
 def test_the_page_says_how_the_timeline_was_made_small(folder):
@@ -221,23 +301,26 @@ def test_shares_are_of_the_uploads_since_the_line_before():
             "rejected": {"score": {"honest": 0, "byzantine": 1}},
         },
     ]
-    assert refused_shares(curve) == {
+    assert shares_by_reason(curve) == {
         "honest": {Reason.NORM: [0.25, 0.0]},
         "byzantine": {Reason.NORM: [1.0, 0.0], Reason.SCORE: [0.0, 0.5]},
     }
+    curve[1]["rejected"] |= {"missing": {"honest": 4, "byzantine": 0}}
+    assert shares_by_reason(curve)["honest"] == {Reason.NORM: [0.25, 0.0], Reason.MISSING: [0.0, 0.5]}
     alone = [{"round": 1, "accuracy": 0.1, "selected": {"honest": 3, "byzantine": 0}, "rejected": {}}]
-    assert refused_shares(alone) == {"honest": {}}
+    assert shares_by_reason(alone) == {"honest": {}}
 
 
-@pytest.mark.parametrize("delta", [None, 1e-3])
-def test_privacy_ends_where_the_result_says(tmp_path, delta):
-    result = run(replace(SPEC, delta=delta, byzantine=0.0, attack="none"), compute=ONE, out=tmp_path / "run")
-    spent = privacy_spent(read_run(tmp_path / "run"))
-    assert spent.rounds == list(range(9))
-    assert spent.epsilons[0] == 0
-    assert spent.epsilons[-1] == pytest.approx(result.epsilon, rel=1e-3)
-    assert spent.epsilons == sorted(spent.epsilons)
-    assert "(142 examples declared)" in spent.note, "1437 examples less 20, for 10 workers"
+def test_privacy_ends_where_the_result_says(tmp_path):
+    for delta in (None, 1e-3):
+        out = tmp_path / str(delta)
+        result = run(replace(SPEC, delta=delta, byzantine=0.0, attack="none"), compute=ONE, out=out)
+        spent = privacy_spent(read_run(out))
+        assert spent.rounds == list(range(9))
+        assert spent.epsilons[0] == 0
+        assert spent.epsilons[-1] == pytest.approx(result.epsilon, rel=1e-3)
+        assert spent.epsilons == sorted(spent.epsilons)
+    assert "a declared size of 142 examples" in spent.note, "1437 examples less 20, for 10 workers"
 
 
 def test_privacy_that_was_only_stated_is_not_drawn(folder):
@@ -283,8 +366,8 @@ def test_an_unfinished_run_says_so(folder):
     page = read(folder)
     assert "This run is not finished" in page.text
     assert "accuracy so far" in page.text
-    assert "is written when a run is done" in page.text
-    assert len(page.data) == 2, "accuracy and refusals are known so far"
+    assert "The verdicts are written when a run is done" in page.text
+    assert len(page.data) == 2, "accuracy and reasons are known so far"
     (folder / "rounds.jsonl").unlink()
     assert "No round was evaluated yet" in read(folder).text
 
@@ -308,15 +391,16 @@ DAMAGE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "says"), DAMAGE, ids=[f"{name} {says}" for name, _, says in DAMAGE])
-def test_what_is_damaged_is_said_and_left_out(folder, name, content, says):
-    if content is None:
-        (folder / name).unlink()
-    else:
-        (folder / name).write_bytes(content)
-    words = read(folder).text
-    assert "Not whole" in words
-    assert says in words
+def test_what_is_damaged_is_said_and_left_out(folder):
+    for name, content, says in DAMAGE:
+        path = folder / name
+        before = path.read_bytes() if path.exists() else None
+        path.unlink() if content is None else path.write_bytes(content)
+        words = read(folder).text
+        assert "Incomplete" in words, (name, says)
+        assert says in words, (name, says)
+        path.unlink(missing_ok=True) if before is None else path.write_bytes(before)
+    assert "Incomplete" not in read(folder).text
 
 
 LINES = [
@@ -330,13 +414,13 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("content", LINES, ids=range(len(LINES)))
-def test_damaged_lines_of_an_unfinished_run_are_left_out(folder, content):
+def test_damaged_lines_of_an_unfinished_run_are_left_out(folder):
     (folder / "result.json").unlink()
-    (folder / "rounds.jsonl").write_bytes(content)
-    record = read_run(folder)
-    assert len(record.curve) == content.count(b"\n") - 1
-    assert "rounds.jsonl is damaged: 1 of" in record.problems[-1]
+    for content in LINES:
+        (folder / "rounds.jsonl").write_bytes(content)
+        record = read_run(folder)
+        assert len(record.curve) == content.count(b"\n") - 1
+        assert "rounds.jsonl is damaged: 1 of" in record.problems[-1]
 
 
 def put_verdicts(folder, **arrays):
@@ -376,7 +460,7 @@ def test_a_bomb_in_the_verdicts_is_one_line(folder):
     assert record.verdicts is None
     assert "verdicts.npz is damaged (larger than" in record.problems[-1]
     assert peak < 2**23, "nothing was unpacked"
-    # A header that promises more than the file has, which numpy would make capacity for first.
+    # A header that promises more than the file has, for which numpy would allocate memory first.
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (2**40,)})
     with zipfile.ZipFile(folder / "verdicts.npz", "w") as archive:
@@ -391,16 +475,16 @@ def test_scores_of_any_size_are_drawn(folder):
     found["scores"][:] = np.float32(3e38)
     found["scores"][0] = np.nan
     put_verdicts(folder, **found)
-    chart = read(folder).data["chart-4-data"]
+    chart = read(folder).chart("Score of each worker")
     assert chart["data"][0]["y"][0] is None
     assert chart["data"][0]["y"][1] == pytest.approx(3e38, rel=1e-4)
 
 
-@pytest.mark.parametrize(("files", "says"), [((), "neither a run"), (("result.json",), "its spec.toml is missing")])
-def test_no_run_is_an_error(tmp_path, files, says):
-    for name in files:
-        (tmp_path / name).write_text("{}")
-    with pytest.raises(StoreError, match=says):
+def test_no_run_is_an_error(tmp_path):
+    with pytest.raises(StoreError, match="neither a run"):
+        report(tmp_path)
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(StoreError, match=r"its spec\.toml is missing"):
         report(tmp_path)
 
 
@@ -494,7 +578,7 @@ def test_a_sweep_shows_every_cell(swept):
     assert "8 runs, 5 of them done" in page.text
     assert "Not every run is done: 1 failed, 1 skipped, 1 missing." in page.text
     assert "it failed <b>badly</b>" in page.text
-    assert "1 more run folders below runs/ are not of this sweep" in page.text
+    assert "1 more run folders below runs/ do not belong to this sweep" in page.text
     for spec in specs:
         assert spec.name() in page.text
     found = [SweepFolder(place).cell(spec).result["accuracy"] for spec in specs[:2]]
@@ -563,7 +647,9 @@ def test_figures_are_whole(cli, made, tmp_path):
     answer = cli("report", made, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
     assert answer.status == 0, answer.err
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    charts = ("accuracy", "refused", "verdicts", "scores", "privacy")
+    charts = {"accuracy", "unused", "verdicts", "scores", "privacy"}
+    if timeline_of(read_run(made).verdicts).byzantine_weight is not None:
+        charts |= {"byzantine-weight"}
     assert names == {f"{name}.{form}" for name in charts for form in ("png", "svg")}
     assert {line.split("/")[-1] for line in answer.out.split()} == names | {"page.html"}
     for name in names:

@@ -708,7 +708,7 @@ def test_report_and_watch_import_nothing_that_a_run_names(cli, tmp_path, plugin)
     assert "round 3 of 6" in " ".join(cli("watch", "stopped", "--once").out.split())
     page = (tmp_path / "run.html").read_text()
     assert f"{result.accuracy:.3f}" in page
-    assert "Not whole" not in page
+    assert "<h2>Incomplete</h2>" not in page
     assert not trace.exists()
 
 

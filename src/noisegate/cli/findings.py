@@ -10,8 +10,9 @@ from rich.table import Table
 from noisegate.cli.progress import runs
 from noisegate.cli.terminal import Console
 from noisegate.redteam import Findings
+from noisegate.redteam.findings import Trial
 from noisegate.redteam.plot import WITHOUT, describe, part
-from noisegate.redteam.search import BEHAVED, Trial
+from noisegate.redteam.settings import BEHAVED
 from noisegate.sweeps.outcome import Outcome
 
 MOST_MESSAGE = 300

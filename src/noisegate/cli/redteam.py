@@ -24,8 +24,10 @@ from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError
 from noisegate.redteam import Findings, red_team
+from noisegate.redteam.findings import Stage, Trial
 from noisegate.redteam.plot import describe, plot
-from noisegate.redteam.search import BEHAVED, BUDGET, SHARES, Stage, Trial, behaved, check_search
+from noisegate.redteam.search import BUDGET, SHARES, check_search
+from noisegate.redteam.settings import BEHAVED, behaved
 from noisegate.redteam.trials import TrialFolder
 from noisegate.runs import Spec, costs
 from noisegate.runs.setup import Setup, prepare

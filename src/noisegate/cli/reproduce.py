@@ -18,9 +18,9 @@ from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
 from noisegate.paper import QUICK, Experiment
-from noisegate.paper.claims import Claim, claims, named
+from noisegate.paper.claims import PaperClaim, claims, named
 from noisegate.paper.comparison import as_table, columns, page, rows
-from noisegate.paper.outcomes import Outcome, Record, from_csv, needed, outcomes, passed, to_csv
+from noisegate.paper.outcomes import CellOutcome, Record, from_csv, needed, outcomes, passed, to_csv
 from noisegate.runs import costs, estimate
 from noisegate.runs.files import read_json
 from noisegate.runs.spec import Spec
@@ -47,7 +47,7 @@ def reproduce_command(
     byzantine: Annotated[str, typer.Option(help="Only these Byzantine shares, with commas.")] = "",
     setting: Annotated[str, typer.Option(help="Only iid, or only non-iid.")] = "",
     seeds: Annotated[str, typer.Option(help="With commas. [1,2,3; 1,2 for quick]")] = "",
-    aggregator: Annotated[str, typer.Option(help="In place of the paper's filter.")] = paper.PAPER_RULE,
+    aggregator: Annotated[str, typer.Option(help="In place of the paper's filter.")] = paper.PAPER_AGGREGATOR,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
     device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
@@ -252,7 +252,7 @@ def _list(chosen: Sequence[Experiment], quick: Experiment, compute: Compute) -> 
 
 
 def _show(
-    chosen: Sequence[Experiment], found: Mapping[str, Sequence[Outcome]], verdicts: Sequence[Claim], fine: bool
+    chosen: Sequence[Experiment], found: Mapping[str, Sequence[CellOutcome]], verdicts: Sequence[PaperClaim], fine: bool
 ) -> None:
     console = Console()
     for one in chosen:
@@ -275,7 +275,7 @@ def _show(
 
 
 def _told(
-    chosen: Sequence[Experiment], found: Mapping[str, Sequence[Outcome]], verdicts: Sequence[Claim], fine: bool
+    chosen: Sequence[Experiment], found: Mapping[str, Sequence[CellOutcome]], verdicts: Sequence[PaperClaim], fine: bool
 ) -> dict[str, Any]:
     return {
         "passed": fine,

@@ -1,9 +1,9 @@
 """The paper's experiments as data: what is run, what the paper prints, what its authors logged.
 
-experiments/*.toml  what is fixed and what varies, and the numbers printed in the paper
-logs.csv            means over seeds of the authors' published logs, by cell
-noise.toml          noise multipliers, so that dp-accounting need not be there
-departures.toml     cells that may lie outside their tolerance, and why
+experiments/*.toml  the settings that are fixed, those that vary, and the numbers that the paper prints
+logs.csv            the authors' published logs: for each cell the mean over seeds
+noise.toml          noise multipliers, so that the experiments run without dp-accounting
+departures.toml     the cells that may be outside their tolerance, each with the reason
 """
 
 import csv
@@ -19,19 +19,31 @@ from noisegate import checks
 from noisegate.errors import SpecError
 from noisegate.runs.spec import Spec, make_spec
 
-Judged = Literal["reference", "attacked", "beside", "shown"]
-"""By what a cell is judged: the paper's Reference Accuracy, on both sides; the paper, from below; the reference of our
-own runs, from below; or nothing."""
+JudgedBy = Literal["reference", "attacked", "beside", "shown"]
+"""What a cell is compared with.
+
+reference: the paper's Reference Accuracy; the cell may be neither far below nor far above it.
+attacked: the paper's accuracy under attack; the cell may not be far below it.
+beside: the Reference Accuracy of our own runs; the cell may not be far below it.
+shown: nothing.
+"""
 
 SEEDS = (1, 2, 3)
-PAPER_RULE = "two-stage"
+"""The seeds of an experiment, unless others are asked for."""
+
+PAPER_AGGREGATOR = "two-stage"
+"""The paper's own aggregator."""
+
 LOGGED = ("experiment", "dataset", "epsilon", "setting", "attack", "byzantine", "attack_start", "rate")
+"""The columns of logs.csv that identify a cell."""
+
 QUICK = "quick"
+"""The name of the small experiment on digits, which is not of the paper."""
 
 
 @dataclass(frozen=True)
 class Logged:
-    """What the authors' logs say of a cell: the mean over seeds of the last epoch's accuracy, lowest and highest."""
+    """The accuracy of the last epoch in the authors' logs: its mean over the seeds, its lowest and its highest."""
 
     mean: float
     lowest: float
@@ -40,11 +52,16 @@ class Logged:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One number of a table: a spec for each seed, what varies in it, and what was printed or logged."""
+class PaperCell:
+    """One number of a table of the paper.
+
+    varies: the settings that tell it from the other cells. specs: one for each seed.
+    printed, logged: its accuracy in the paper and in the authors' logs. rival: the paper's number for another method.
+    reason, points: why it may be outside its tolerance, and by how many points; "" if it may not.
+    """
 
     experiment: str
-    judged: Judged
+    judged: JudgedBy
     varies: Mapping[str, Any]
     specs: tuple[Spec, ...]
     printed: float | None
@@ -55,41 +72,45 @@ class Cell:
 
     @property
     def expected(self) -> float | None:
-        """The paper's number, or the authors' where it prints none."""
+        """The number that the paper prints, or that of the authors' logs if it prints none."""
         return self.printed if self.printed is not None else self.logged.mean if self.logged else None
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or figure of the paper. rival: whose printed numbers stand beside it, if any."""
+    """A table or figure of the paper. rival: the method whose printed numbers stand beside it, if any."""
 
     name: str
     title: str
     paper: str
     about: str
-    judged: Judged
-    cells: tuple[Cell, ...]
+    judged: JudgedBy
+    cells: tuple[PaperCell, ...]
     rival: str = ""
 
     @property
     def specs(self) -> list[Spec]:
-        """Every run."""
+        """The specs of all cells and seeds."""
         return [spec for cell in self.cells for spec in cell.specs]
 
 
 def names() -> list[str]:
-    """Every experiment, in the order of the paper's claims; `quick` is apart."""
+    """The names of all experiments but `quick`, in the order of the paper's claims."""
     found = sorted(entry.name.removesuffix(".toml") for entry in (_here() / "experiments").iterdir())
     first = ["reference", "no-privacy", "clipping", "guerraoui", "zhu-ling", "side-effect", "attacks", "majority"]
     return [*first, *(name for name in found if name not in (*first, QUICK))]
 
 
 def load(
-    name: str, *, aggregator: Any = PAPER_RULE, seeds: Sequence[int] = SEEDS, only: Mapping[str, Sequence[Any]] = {}
+    name: str,
+    *,
+    aggregator: Any = PAPER_AGGREGATOR,
+    seeds: Sequence[int] = SEEDS,
+    only: Mapping[str, Sequence[Any]] = {},
 ) -> Experiment:
-    """An experiment, with `aggregator` in place of the paper's filter.
+    """Read an experiment, with `aggregator` in place of the paper's own.
 
-    only: by setting, the values to keep.
+    only: for a setting, the values to keep; cells with other values are left out.
     """
     if name not in (*names(), QUICK):
         raise SpecError(f"experiment {name!r}: unknown{checks.guess(name, names())}; choose from {', '.join(names())}")
@@ -109,34 +130,34 @@ def load(
 
 def _cell(
     name: str, content: Mapping[str, Any], varies: Mapping[str, Any], settings: dict[str, Any], seeds: Sequence[int]
-) -> Cell:
-    # The paper's delta and workers, whatever the aggregator goes with: so is the noise.
+) -> PaperCell:
+    # The noise multipliers are those of the paper's delta and workers, so these are set, whatever the aggregator is.
     settings = {"accountant": "rdp", "delta": "paper", "worker": "normalized", "batch": 16, "rate": 0.2, **settings}
     if "epsilon" in settings:
         noise = _read("noise.toml")[settings["dataset"]]
         settings |= {"sigma": noise[f"{settings['epsilon']:g}"], "sigma_base": noise["2"]}
     known = {"experiment": name, **settings}
-    return Cell(
+    return PaperCell(
         experiment=name,
         judged=content["judged"],
         varies=varies,
         specs=tuple(make_spec({**settings, "seed": seed}, f"experiment {name}") for seed in seeds),
-        printed=_among(content.get("printed"), settings),
+        printed=_look_up(content.get("printed"), settings),
         logged=_logged(known | content.get("logs", {})),
-        rival=_among(content.get("rival"), settings),
+        rival=_look_up(content.get("rival"), settings),
         **_departure(known),
     )
 
 
-def _among(table: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> float | None:
-    """The last column of the row that has these settings."""
+def _look_up(table: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> float | None:
+    """The number in the row that has these settings; None if there is no such row."""
     wanted = [settings.get(key, False) for key in table["keys"]] if table else []
     found = [row[-1] for row in table["values"] if row[:-1] == wanted] if table else []
     return float(found[0]) if found else None
 
 
 def _logged(known: Mapping[str, Any]) -> Logged | None:
-    """The authors' numbers of a cell; None for a setting that they did not log."""
+    """The authors' numbers for a cell; None if they did not log its settings."""
     if (
         known.get("gamma") is not None
         or known.get("auxiliary_from")
@@ -149,7 +170,7 @@ def _logged(known: Mapping[str, Any]) -> Logged | None:
 
 
 def _departure(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Why a cell may lie outside its tolerance, and how far; "" if it may not."""
+    """The `reason` and `points` of a cell: why it may be outside its tolerance, and by how much."""
     for entry in _read("departures.toml")["departure"]:
         wanted = {key: value for key, value in entry.items() if key not in ("reason", "points")}
         if all(known.get(key) in (value if isinstance(value, list) else [value]) for key, value in wanted.items()):
@@ -182,7 +203,7 @@ def _text(value: Any) -> str:
 
 
 def label(value: Any) -> str:
-    """A part's name and settings; anything else as people write it."""
+    """A value as people write it. A table with a name and settings becomes `name (setting value, ...)`."""
     if isinstance(value, Mapping):
         chosen = ", ".join(f"{key} {label(entry)}" for key, entry in value.items() if key != "name")
         return f"{value['name']} ({chosen})" if chosen else str(value["name"])

@@ -1,17 +1,17 @@
-"""Tables of our runs beside the paper's: as rows, as Markdown, as a page of the documentation."""
+"""Tables that compare our runs with the paper: as rows, as Markdown, and as a page of the documentation."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from noisegate.paper import Experiment, label
-from noisegate.paper.claims import Claim
-from noisegate.paper.outcomes import Outcome, Record, Verdict, needed, tolerance
+from noisegate.paper.claims import PaperClaim
+from noisegate.paper.outcomes import CellOutcome, CellVerdict, Record, needed, tolerance
 from noisegate.runs import estimate
 
 
-def columns(experiment: Experiment, found: Sequence[Outcome]) -> list[str]:
-    """The settings that vary in a table, then the numbers."""
+def columns(experiment: Experiment, found: Sequence[CellOutcome]) -> list[str]:
+    """The names of a table's columns: the settings that vary, then the numbers."""
     keys = list(dict.fromkeys(key for outcome in found for key in outcome.cell.varies))
     known = {
         "reference": experiment.judged == "beside",
@@ -22,12 +22,12 @@ def columns(experiment: Experiment, found: Sequence[Outcome]) -> list[str]:
     return [*keys, *(name for name, there in known.items() if there), "ours", "difference", "verdict"]
 
 
-def rows(experiment: Experiment, found: Sequence[Outcome]) -> list[list[str]]:
-    """A row for every cell; none is left out."""
+def rows(experiment: Experiment, found: Sequence[CellOutcome]) -> list[list[str]]:
+    """A table's rows, one for every cell, run or not."""
     return [[_entry(name, outcome) for name in columns(experiment, found)] for outcome in found]
 
 
-def _entry(name: str, outcome: Outcome) -> str:
+def _entry(name: str, outcome: CellOutcome) -> str:
     cell = outcome.cell
     if name == "paper":
         return _number(cell.printed, 2)
@@ -46,14 +46,14 @@ def _entry(name: str, outcome: Outcome) -> str:
     return label(cell.varies[name]) if name in cell.varies else ""
 
 
-def _ours(outcome: Outcome) -> str:
+def _ours(outcome: CellOutcome) -> str:
     if outcome.mean is None:
         return ""
     spread = f" ({min(outcome.accuracies):.3f} to {max(outcome.accuracies):.3f})" if len(outcome.accuracies) > 1 else ""
     return f"{outcome.mean:.3f}{spread}"
 
 
-def _verdict(outcome: Outcome) -> str:
+def _verdict(outcome: CellOutcome) -> str:
     allowed, reference = tolerance(outcome.cell), outcome.cell.judged == "reference"
     if outcome.verdict == "within":
         above = not reference and outcome.difference is not None and 100 * outcome.difference > (allowed or 0.0)
@@ -69,8 +69,8 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def markdown(experiment: Experiment, found: Sequence[Outcome]) -> str:
-    """A table with its title and where it is in the paper. What was not run stands folded below it."""
+def markdown(experiment: Experiment, found: Sequence[CellOutcome]) -> str:
+    """A table with its title and its place in the paper. Cells that were not run are in a folded table below it."""
     lines = [f"## {experiment.title}", "", f"{experiment.about} In the paper: {experiment.paper}."]
     if experiment.rival:
         lines.append(f"Rival: {experiment.rival}.")
@@ -83,11 +83,11 @@ def markdown(experiment: Experiment, found: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _not_run(outcome: Outcome) -> bool:
+def _not_run(outcome: CellOutcome) -> bool:
     return outcome.verdict == "missing" and not outcome.accuracies
 
 
-def _grid(experiment: Experiment, found: Sequence[Outcome]) -> list[str]:
+def _grid(experiment: Experiment, found: Sequence[CellOutcome]) -> list[str]:
     """The lines of a Markdown table."""
     names = columns(experiment, found)
     lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
@@ -95,14 +95,14 @@ def _grid(experiment: Experiment, found: Sequence[Outcome]) -> list[str]:
 
 
 def _inline(text: str) -> str:
-    """What a cell of a Markdown table can hold."""
+    """`text` in one line, with `|` escaped, as a cell of a Markdown table needs it."""
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def summary_markdown(chosen: Sequence[Experiment], found: Mapping[str, Sequence[Outcome]]) -> str:
-    """How many cells of each table have which verdict."""
+def summary_markdown(chosen: Sequence[Experiment], found: Mapping[str, Sequence[CellOutcome]]) -> str:
+    """A table that counts the cells of each experiment by their verdict."""
     counts = {one.name: Counter(outcome.verdict for outcome in found[one.name]) for one in chosen}
-    every = [verdict for verdict in get_args(Verdict) if any(verdict in count for count in counts.values())]
+    every = [verdict for verdict in get_args(CellVerdict) if any(verdict in count for count in counts.values())]
     lines = ["## In short", "", f"| table | cells | {' | '.join(every)} |", "| --- |" + " ---: |" * (1 + len(every))]
     for one in chosen:
         numbers = [counts[one.name].total(), *(counts[one.name][verdict] for verdict in every)]
@@ -110,15 +110,15 @@ def summary_markdown(chosen: Sequence[Experiment], found: Mapping[str, Sequence[
     return "\n".join(lines) + "\n"
 
 
-def claims_markdown(found: Sequence[Claim]) -> str:
-    """The seven claims."""
+def claims_markdown(found: Sequence[PaperClaim]) -> str:
+    """A table of the claims."""
     lines = ["## The seven claims", "", "| | claim | verdict | why |", "| --- | --- | --- | --- |"]
     lines += [f"| {claim.number} | {claim.text} | {claim.verdict} | {claim.why} |" for claim in found]
     return "\n".join(lines) + "\n"
 
 
-def as_table(experiment: Experiment, found: Sequence[Outcome]) -> dict[str, Any]:
-    """What `noisegate report` shows of it."""
+def as_table(experiment: Experiment, found: Sequence[CellOutcome]) -> dict[str, Any]:
+    """The table as an entry of tables.json, which `noisegate report` shows."""
     return {
         "title": experiment.title,
         "columns": columns(experiment, found),
@@ -134,18 +134,20 @@ reproduce NAME`. All runs have the paper's delta, |D_i|^-1.1. Accuracy is that o
 (lowest to highest). *Paper* is what its tables print, *authors' logs* the means over seeds of their published logs.
 *Difference* is ours less the paper's, or less their logs' where it prints none, in points. A cell within its tolerance
 is `within`, or `not below` if it is further above than it may be below; one outside it for a reason on the list of
-departures `departs`; one that cannot exist, as an attack that needs more attackers than there are, is `impossible`.
+departures `departs`; one that cannot exist, as an attack that needs more Byzantine workers than there are, is
+`impossible`.
 """
+"""The beginning of docs/reproducing.md."""
 
 
 def page(
     chosen: Sequence[Experiment],
-    found: Mapping[str, Sequence[Outcome]],
-    verdicts: Sequence[Claim],
+    found: Mapping[str, Sequence[CellOutcome]],
+    verdicts: Sequence[PaperClaim],
     records: Mapping[str, Record],
     source: str = "",
 ) -> str:
-    """docs/reproducing.md. source: the file that the runs are from."""
+    """The text of docs/reproducing.md. source: the file that the runs are from."""
     names = {spec.name() for one in chosen for spec in needed(one)}
     used = [record for record in records.values() if record.status == "done" and record.run in names]
     devices = sorted({f"{record.device} ({record.versions})" for record in used})

@@ -1,4 +1,4 @@
-"""Our runs beside the paper's numbers: what came out of each cell, and whether that is within its tolerance."""
+"""Our runs compared with the paper's numbers: the outcome of each cell, and whether it is within its tolerance."""
 
 import csv
 import io
@@ -10,28 +10,42 @@ from typing import Any, Literal
 
 from noisegate.checks import plain
 from noisegate.errors import StoreError
-from noisegate.paper import Cell, Experiment
+from noisegate.paper import Experiment, PaperCell
 from noisegate.runs.launch import reference
 from noisegate.runs.spec import Spec
 
-REFERENCE_POINTS, EXTREME_REFERENCE_POINTS, COLORECTAL_POINTS = 1.5, 3.0, 4.0
-"""How far a Reference Accuracy may lie off the paper's: at epsilon 0.5 and above, below that, and on few examples."""
+REFERENCE_POINTS = 1.5
+"""A Reference Accuracy may differ from the paper's by so many points."""
 
-ATTACKED_POINTS, EXTREME_ATTACKED_POINTS = 2.0, 4.0
-"""How far below the paper an attacked cell may lie; the latter at the smallest epsilon."""
+EXTREME_REFERENCE_POINTS = 3.0
+"""A Reference Accuracy at an epsilon below 0.5 may differ from the paper's by so many points."""
+
+COLORECTAL_POINTS = 4.0
+"""A Reference Accuracy on Colorectal, which has few examples, may differ from the paper's by so many points."""
+
+ATTACKED_POINTS = 2.0
+"""A cell under attack may be so many points below the paper."""
+
+EXTREME_ATTACKED_POINTS = 4.0
+"""A cell under attack at the smallest epsilon may be so many points below the paper."""
 
 BESIDE_POINTS = 8.0
-"""How far below our own reference a cell of the quick subset may lie: 360 test examples, two seeds."""
+"""A cell of the quick subset, which has 360 test examples, may be so many points below our own reference."""
 
 EXTREME = 0.125
+"""The smallest epsilon of the paper."""
 
-Verdict = Literal["within", "outside", "departs", "shown", "missing", "failed", "impossible"]
-"""departs: outside, for a reason that is on the list of departures. impossible: there is no such attack."""
+CellVerdict = Literal["within", "outside", "departs", "shown", "missing", "failed", "impossible"]
+"""How a cell compares with what is expected of it.
+
+within, outside: its tolerance. departs: outside, for a reason in departures.toml. shown: nothing is expected of it.
+missing, failed: a run of it is missing, or failed. impossible: such a run cannot exist.
+"""
 
 
 @dataclass(frozen=True)
 class Record:
-    """One run: what came of it, where and when. status: done, failed, skipped or missing."""
+    """One run: its result, its device and its versions. status: done, failed, skipped or missing."""
 
     run: str
     status: str
@@ -45,69 +59,73 @@ class Record:
 
 
 Records = Mapping[str, Record]
-"""By the name of the run."""
+"""Records by the name of their run."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A cell and what our runs say of it. accuracies: of the seeds that ended."""
+class CellOutcome:
+    """What our runs of a cell gave.
 
-    cell: Cell
+    accuracies: those of the seeds that ended. note: why the verdict is what it is. beside: our Reference Accuracy, if
+    the cell is judged by it.
+    """
+
+    cell: PaperCell
     accuracies: tuple[float, ...]
-    verdict: Verdict
+    verdict: CellVerdict
     note: str
     beside: float | None = None
 
     @property
     def mean(self) -> float | None:
-        """Over seeds."""
+        """The mean accuracy over seeds; None if no run ended."""
         return fmean(self.accuracies) if self.accuracies else None
 
     @property
     def difference(self) -> float | None:
-        """From what is expected: the paper, the authors' logs, or our own reference."""
+        """The mean less what is expected: the paper's number, that of the authors' logs, or our own reference."""
         expected = self.beside if self.cell.judged == "beside" else self.cell.expected
         return None if self.mean is None or expected is None else self.mean - expected
 
 
 def needed(experiment: Experiment) -> list[Spec]:
-    """Every run that an experiment needs: its own, and where cells are judged by our own reference, that."""
+    """The specs that an experiment needs: those of its cells and, if these are judged by it, our own reference."""
     specs = experiment.specs
     if experiment.judged == "beside":
         specs = [*map(reference, specs), *specs]
     return list({spec.name(): spec for spec in specs}.values())
 
 
-def outcomes(experiment: Experiment, records: Records) -> list[Outcome]:
-    """What came of every cell; none is left out."""
+def outcomes(experiment: Experiment, records: Records) -> list[CellOutcome]:
+    """The outcomes of all cells, run or not."""
     return [_outcome(cell, records) for cell in experiment.cells]
 
 
-def _outcome(cell: Cell, records: Records) -> Outcome:
+def _outcome(cell: PaperCell, records: Records) -> CellOutcome:
     found = [records.get(spec.name(), Record(spec.name(), "missing")) for spec in cell.specs]
     accuracies = tuple(record.accuracy for record in found if record.accuracy is not None)
     clean = [records.get(reference(spec).name()) for spec in cell.specs] if cell.judged == "beside" else []
     known = [record.accuracy for record in clean if record is not None and record.accuracy is not None]
     beside = fmean(known) if known and len(known) == len(clean) else None
     if len(accuracies) < len(found):
-        return Outcome(cell, accuracies, *_incomplete(found), beside)
+        return CellOutcome(cell, accuracies, *_incomplete(found), beside)
     if cell.judged == "beside" and beside is None:
-        lacking = [record or Record("", "missing") for record in clean]
-        return Outcome(cell, accuracies, *_incomplete(lacking, "the reference: "), None)
-    outcome = Outcome(cell, accuracies, "shown", "", beside)
+        references = [record or Record("", "missing") for record in clean]
+        return CellOutcome(cell, accuracies, *_incomplete(references, "the reference: "), None)
+    outcome = CellOutcome(cell, accuracies, "shown", "", beside)
     allowed = tolerance(cell)
     if allowed is None or outcome.difference is None:
         return outcome
-    off = outcome.difference if cell.judged != "reference" else -abs(outcome.difference)
-    if off >= -allowed / 100 - 1e-9:
-        return Outcome(cell, accuracies, "within", "", beside)
-    if cell.reason and off >= -cell.points / 100 - 1e-9:
-        return Outcome(cell, accuracies, "departs", cell.reason, beside)
-    return Outcome(cell, accuracies, "outside", "", beside)
+    difference = outcome.difference if cell.judged != "reference" else -abs(outcome.difference)
+    if difference >= -allowed / 100 - 1e-9:
+        return CellOutcome(cell, accuracies, "within", "", beside)
+    if cell.reason and difference >= -cell.points / 100 - 1e-9:
+        return CellOutcome(cell, accuracies, "departs", cell.reason, beside)
+    return CellOutcome(cell, accuracies, "outside", "", beside)
 
 
-def _incomplete(found: Sequence[Record], what: str = "") -> tuple[Verdict, str]:
-    """What is said of a cell of which not every seed ended."""
+def _incomplete(found: Sequence[Record], what: str = "") -> tuple[CellVerdict, str]:
+    """The verdict and the note of a cell of which not every seed ended."""
     ended = sum(record.accuracy is not None for record in found)
     if failed := [record for record in found if record.status == "failed"]:
         return "failed", what + failed[0].message
@@ -116,8 +134,8 @@ def _incomplete(found: Sequence[Record], what: str = "") -> tuple[Verdict, str]:
     return "missing", f"{what}{ended} of {len(found)} seeds"
 
 
-def tolerance(cell: Cell) -> float | None:
-    """Points; None if nothing is asked of a cell."""
+def tolerance(cell: PaperCell) -> float | None:
+    """The tolerance of a cell in points; None if nothing is expected of it."""
     spec = cell.specs[0]
     extreme = spec.epsilon is not None and spec.epsilon < 0.5
     if cell.judged == "reference":
@@ -128,8 +146,8 @@ def tolerance(cell: Cell) -> float | None:
     return BESIDE_POINTS if cell.judged == "beside" else None
 
 
-def passed(found: Iterable[Outcome]) -> bool:
-    """Whether nothing is outside, missing or broken, and what cannot exist is on the list of departures."""
+def passed(found: Iterable[CellOutcome]) -> bool:
+    """Whether no cell is outside, missing or failed, and every impossible one is on the list of departures."""
     return all(
         outcome.verdict in ("within", "departs", "shown") or (outcome.verdict == "impossible" and outcome.cell.reason)
         for outcome in found
@@ -137,20 +155,20 @@ def passed(found: Iterable[Outcome]) -> bool:
 
 
 def to_csv(records: Iterable[Record]) -> str:
-    """A small file of runs, in the order of their names."""
+    """Runs as CSV, in the order of their names."""
     text = io.StringIO()
     lines = csv.DictWriter(text, [entry.name for entry in fields(Record)], lineterminator="\n")
     lines.writeheader()
     for record in sorted(records, key=lambda record: record.run):
-        lines.writerow({key: _short(value) for key, value in asdict(record).items()})
+        lines.writerow({key: _written(value) for key, value in asdict(record).items()})
     return text.getvalue()
 
 
 def from_csv(text: str, where: str) -> dict[str, Record]:
-    """What `to_csv` wrote."""
+    """The runs that `to_csv` wrote. StoreError if the text is not such a file."""
     try:
         rows = list(csv.DictReader(io.StringIO(text)))
-        found = {row["run"]: Record(**{key: _long(key, value) for key, value in row.items()}) for row in rows}
+        found = {row["run"]: Record(**{key: _read(key, value) for key, value in row.items()}) for row in rows}
         for record in found.values():
             if record.status not in STATUSES or (record.status == "done") != (record.accuracy is not None):
                 raise ValueError(f"run {record.run}: its status and its accuracy do not go together")
@@ -160,15 +178,18 @@ def from_csv(text: str, where: str) -> dict[str, Record]:
 
 
 STATUSES = ("done", "failed", "skipped", "missing")
+"""The statuses that a record may have."""
+
 NUMBERS = ("accuracy", "honest_rejected", "byzantine_selected", "seconds")
+"""The fields of a record that are numbers."""
 
 
-def _short(value: Any) -> Any:
+def _written(value: Any) -> Any:
     return "" if value is None else f"{value:.6g}" if isinstance(value, float) else value
 
 
-def _long(key: str, value: str) -> Any:
-    """What a file says, checked: texts that a terminal may show, numbers that are finite, and shares from 0 to 1."""
+def _read(key: str, value: str) -> Any:
+    """A value of a file, checked: a text without control characters, a finite number, or a share from 0 to 1."""
     if key not in NUMBERS:
         return "\n".join(map(plain, value.split("\n")))
     if not value:

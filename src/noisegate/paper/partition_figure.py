@@ -1,4 +1,4 @@
-"""How the paper's non-iid partition deals the classes out: its figure, from the data themselves."""
+"""The paper's figure of its non-iid partition: the classes that each worker holds, counted in the data."""
 
 from dataclasses import dataclass
 
@@ -11,14 +11,18 @@ from noisegate.runs.setup import prepare
 from noisegate.runs.spec import Spec
 
 PRIVATE = "private: exact shares of labels in each worker's data, with no privacy at all; not to be published"
-"""What is said wherever the figure or its numbers are shown."""
+"""The warning that accompanies the figure and its numbers."""
 
 WHERE = "Figure of the supplement: simulated non-i.i.d. distribution of MNIST to 20 workers"
+"""The figure's place in the paper."""
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """shares: (workers, classes) of each worker's examples. overall: (classes,) of everyone's together."""
+    """How the classes are distributed over the workers.
+
+    shares: (workers, classes) the share of each class in a worker's examples. overall: (classes,) in all examples.
+    """
 
     dataset: str
     shares: Tensor
@@ -26,12 +30,12 @@ class Distribution:
 
     @property
     def distance(self) -> float:
-        """The mean total variation distance between a worker's classes and everyone's; 0 if all are alike."""
+        """The mean total variation distance between a worker's classes and those of all; 0 if all are alike."""
         return float((self.shares - self.overall).abs().sum(1).mean() / 2)
 
 
 def distribution(dataset: str, seed: int = 1, non_iid: bool = True) -> Distribution:
-    """What each honest worker of a run on this data set holds."""
+    """The classes that each honest worker of a run on this data set holds."""
     spec = Spec(dataset=dataset, sigma=0.0, byzantine=0.0, attack="none", aggregator="mean", non_iid=non_iid, seed=seed)
     federation = prepare(spec, Compute(device="cpu")).federation
     counts = torch.zeros(len(federation.workers.sizes), federation.adversary.classes)
@@ -43,7 +47,7 @@ def distribution(dataset: str, seed: int = 1, non_iid: bool = True) -> Distribut
 
 
 def figure(found: Distribution) -> str:
-    """A page with a bar chart for each worker's classes, stacked; nothing is fetched from a network."""
+    """An HTML page with a stacked bar for each worker. It loads nothing from a network."""
     workers = [f"worker {number}" for number in range(1, len(found.shares) + 1)]
     bars = [
         go.Bar(name=f"class {label}", y=workers, x=found.shares[:, label].tolist(), orientation="h")

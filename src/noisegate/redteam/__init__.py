@@ -1,5 +1,6 @@
-"""An automatic adversary: the search for the worst attack on one configuration."""
+"""An automatic adversary: it searches for the worst attack on one configuration."""
 
-from noisegate.redteam.search import Findings, red_team
+from noisegate.redteam.findings import Findings
+from noisegate.redteam.search import red_team
 
 __all__ = ["Findings", "red_team"]

@@ -1,19 +1,22 @@
-"""What a search found as a picture: accuracy against the Byzantine share, in one file that loads nothing."""
+"""The findings of a search as a chart of accuracy against the Byzantine share, in an HTML file that loads nothing."""
 
 from typing import Any
 
-from noisegate.redteam.search import BEHAVED, Findings, Trial
+from noisegate.redteam.findings import Findings, Trial
+from noisegate.redteam.settings import BEHAVED
 
 WITHOUT = "without an attack"
+"""The name of the run in which Byzantine workers behave."""
 
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star")
-"""As many as have no divisor in common with the number of colors, so that both repeat only together."""
+"""The markers of lines. Their number and that of the colors have no common divisor, so few lines look alike."""
 
 
 def plot(found: Findings) -> str:
-    """HTML. A line for each attack, through its worst case at each share at which it was tried; what there is without.
+    """The chart as an HTML page.
 
-    The reference is a line across.
+    Each attack has a line through its worst case at each share at which it was tried. The run without an attack is a
+    point, and the reference a horizontal line.
     """
     from plotly import colors, graph_objects, io  # here, since only a plot needs it
 
@@ -44,18 +47,18 @@ def plot(found: Findings) -> str:
 
 
 def _lines(found: Findings) -> dict[str, list[Trial]]:
-    """By attack, its worst case at each share; the attack that is worst at the spec's own share first, none last."""
+    """The worst case of each attack at each share, by attack. The worst attack at the spec's own share is first."""
     lines: dict[str, list[Trial]] = {trial.attack: [] for trial in found.worst_by_attack(found.spec.byzantine)}
     for share in found.shares():
         for trial in found.worst_by_attack(share):
             lines[trial.attack].append(trial)
     lines[WITHOUT] = [found.yardsticks.behaved]
-    ended = {name: [trial for trial in trials if trial.outcome.status == "done"] for name, trials in lines.items()}
+    ended = {name: [trial for trial in trials if trial.ended] for name, trials in lines.items()}
     return {name: trials for name, trials in ended.items() if trials}
 
 
 def describe(trial: Trial) -> str:
-    """The attack with all settings that are not its defaults, and when it begins."""
+    """The attack of a trial, with the settings that are not its defaults, and its start."""
     if trial.attack == BEHAVED:
         return WITHOUT
     told = part(trial.spec.canonical()["attack"])
@@ -66,7 +69,7 @@ def describe(trial: Trial) -> str:
 
 
 def part(settings: Any) -> str:
-    """A part's name, and in parentheses the settings that were chosen."""
+    """The name of an attack, aggregator or worker, with the settings that were chosen in parentheses."""
     if not isinstance(settings, dict):
         return str(settings)
     chosen = ", ".join(f"{key} {part(value)}" for key, value in settings.items() if key != "name")

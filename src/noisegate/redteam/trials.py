@@ -1,9 +1,9 @@
-"""Runs of a search on disk: a line for each that ended, so that none has to be run again.
+"""The folder of a search. It keeps every run that ended, so that a search that is started again does not repeat it.
 
-results.jsonl  a line per run, in the order in which they ended, each with its own checksum
-plot.html      accuracy against the Byzantine share
+results.jsonl  one line for each run, in the order in which they ended, each with its own checksum
+plot.html      a chart of accuracy against the Byzantine share
 worst.toml     the spec of the worst case
-.lock          empty; locked while a search writes here
+.lock          an empty file, locked while a search writes here
 """
 
 from contextlib import ExitStack
@@ -14,7 +14,7 @@ from typing import Any
 
 from noisegate.checks import plain
 from noisegate.errors import StoreError
-from noisegate.redteam.search import Stage
+from noisegate.redteam.findings import Stage
 from noisegate.runs.files import MOST_TEXT, parse, read_whole, seal, unseal, write_whole
 from noisegate.runs.key import fingerprint
 from noisegate.runs.locks import LOCK, alone
@@ -23,13 +23,14 @@ from noisegate.runs.wellformed import fields_of
 from noisegate.sweeps.outcome import Outcome
 
 RESULTS = "results.jsonl"
+"""The file that holds the outcomes."""
 
 
 class TrialFolder:
-    """What a search leaves, and finds again. Nobody else's until it is closed.
+    """The folder of a search, locked against other searches until it is closed.
 
-    how: what the numbers depend on beside the spec, as version and device; what was run otherwise is run anew.
-    A line that is damaged is dropped: its run is run anew too.
+    how: what the numbers depend on beside the spec, such as version and device. Runs with another `how`, and runs whose
+    line is damaged, are repeated.
     """
 
     def __init__(self, path: Path, spec: Spec, how: str) -> None:
@@ -39,20 +40,20 @@ class TrialFolder:
         self._known: dict[str, Outcome] = {}
         self._lines: list[bytes] = []
         self.strange = 0
-        """Runs in the folder that were run otherwise."""
+        """The number of runs in the folder that have another `how`."""
         self.damaged = 0
-        """Lines that were dropped."""
+        """The number of lines that were damaged and are dropped."""
         try:
             names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
         except OSError as error:
             raise StoreError(f"{plain(path)}: cannot be used ({error.strerror}); choose another --out") from None
-        known = {RESULTS, LOCK, f".{RESULTS}.part"}  # all that one leaves before its first run
+        known = {RESULTS, LOCK, f".{RESULTS}.part"}  # the files that a search leaves before its first run ends
         if names and RESULTS not in names and not names <= known:
             raise StoreError(f"{plain(path)}: is not empty and holds no search; choose another --out")
         with ExitStack() as held:
             held.enter_context(alone(path))
             self._read()
-            self._held = held.pop_all()  # unless it could not be read
+            self._held = held.pop_all()  # a folder that could not be read is unlocked
 
     def __enter__(self) -> "TrialFolder":
         return self
@@ -60,26 +61,26 @@ class TrialFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leave the folder to others."""
+        """Unlock the folder."""
         self._held.close()
 
     def __len__(self) -> int:
         return len(self._known)
 
     def find(self, spec: Spec) -> Outcome | None:
-        """What came of a run; None if it has not ended yet, or failed: what failed once may not fail again."""
+        """The outcome of a run; None if it has not ended yet, or failed and may succeed the next time."""
         found = self._known.get(self._key(spec))
         return None if found is None or found.status == "failed" else found
 
     def add(self, spec: Spec, stage: Stage, outcome: Outcome) -> None:
-        """Keep a run. All lines are written anew: a disk that is full leaves the old ones, and none in part."""
+        """Keep the outcome of a run. The file is replaced as a whole, so a full disk leaves the old lines intact."""
         line = {"key": self._key(spec), "how": self.how, "stage": stage, **asdict(outcome), "spec": spec.canonical()}
         lines = [*self._lines, seal(line, indent=None)]
         self.write(RESULTS, b"".join(lines))
         self._lines, self._known[self._key(spec)] = lines, outcome
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """A file that is whole once it exists."""
+        """Write a file, which appears only once it is whole, and give its path."""
         write_whole(self.path / name, content.encode() if isinstance(content, str) else content, f".{name}.part")
         return self.path / name
 
@@ -99,7 +100,7 @@ class TrialFolder:
                 self._lines.append(line)
             except StoreError:
                 self.damaged += 1
-        if self.damaged > torn and not self._lines:  # then it is somebody else's, and not ours to change
+        if self.damaged > torn and not self._lines:  # then the file is not that of a search, and is left alone
             raise StoreError(f"{plain(self.path / RESULTS)}: no line of it is of a search; choose another --out")
         if self.damaged:
             self.write(RESULTS, b"".join(self._lines))

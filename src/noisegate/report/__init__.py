@@ -14,21 +14,21 @@ __all__ = ["put", "report", "write_report"]
 
 
 def report(folder: Path, out: Path | None = None) -> str:
-    """The page of a run folder or a sweep folder. out: where it will be, so that its links lead somewhere."""
+    """The page of a run folder or a sweep folder. out: where it will be written; its links start there."""
     if kind_of(folder) == "run":
         return run_page(read_run(folder)).html()
     return sweep_page(read_sweep_folder(folder), out or folder / "report.html").html()
 
 
 def write_report(folder: Path, out: Path | None = None) -> Path:
-    """Write the page, to report.html in the folder unless told otherwise."""
+    """Write the page to `out`, or to report.html in the folder, and give its path."""
     out = out or folder / "report.html"
     put(out, report(folder, out).encode())
     return out
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file that is whole if it exists, and the folder for it."""
+    """Write a file, and make its folder. The file appears only once it is whole."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -11,15 +11,25 @@ from noisegate.errors import SpecError
 from noisegate.report import put
 from noisegate.report.charts import GROUP_NAMES
 from noisegate.report.folders import RunRecord, kind_of, read_run
-from noisegate.report.numbers import GROUPS, Grid, privacy_spent, refused_shares, timeline
+from noisegate.report.numbers import GROUPS, Timeline, privacy_spent, shares_by_reason, timeline_of
 from noisegate.report.sweeps import MOST_CHARTS, Facet, SweepRecord, axis_of, facets, mean, read_sweep_folder
 from noisegate.views import Reason
 
 FORMATS = ("png", "svg")
+"""The formats in which every figure is written."""
+
 LINES = ["#0072b2", "#b35a00", "#00785a", "#a3437d", "#5b5b5b", "#2a8fc4"]
+"""The colors of lines, as in the light theme of the page."""
+
 STYLES = ["-", "--", ":", "-.", (0, (6, 2)), (0, (1, 1))]
+"""The dashes of lines."""
+
 MARKERS = ["o", "s", "D", "^", "x", "P"]
+"""The markers of lines."""
+
 GROUP_LOOKS = {"honest": ("#0072b2", "-"), "byzantine": ("#c44e00", ":")}
+"""The color and the dash of each group of workers."""
+
 REASON_COLORS = {
     Reason.KEPT: "#e4e8ec",
     Reason.MALFORMED: "#1b1f24",
@@ -28,19 +38,22 @@ REASON_COLORS = {
     Reason.SCORE: "#9aa5b1",
     Reason.EVIDENCE: "#cc4a00",
     Reason.DEPENDENT: "#b8609a",
-    Reason.MISSING: "#ffffff",
+    Reason.MISSING: "#5f6670",
+    Reason.LOST: "#ffffff",
 }
+"""The colors of verdicts, as in the light theme of the page."""
+
 SETTINGS: dict[Any, Any] = {
     "text.parse_math": False,
     "svg.hashsalt": "noisegate",
     "svg.fonttype": "none",
     "font.size": 9,
 }
-"""A name with a dollar sign is a name; equal figures are equal files; text in an SVG stays text."""
+"""Settings of matplotlib: a dollar sign in a name is text, equal figures are equal files, text in an SVG stays text."""
 
 
 def write_figures(folder: Path, into: Path) -> list[Path]:
-    """Every figure of a run folder or a sweep folder, in both formats."""
+    """Write every figure of a run folder or a sweep folder, in both formats, and give their paths."""
     try:
         from matplotlib import rc_context
     except ImportError:
@@ -64,13 +77,15 @@ def _of_run(record: RunRecord) -> dict[str, Callable[[], Any]]:
     drawings: dict[str, Callable[[], Any]] = {}
     if record.curve:
         drawings["accuracy"] = lambda: _accuracy(record)
-    if any(refused_shares(record.curve).values()):
-        drawings["refused"] = lambda: _refused(record.curve)
+    if any(shares_by_reason(record.curve).values()):
+        drawings["unused"] = lambda: _unused(record.curve)
     if record.verdicts is not None:
-        grid = timeline(record.verdicts)
-        drawings["verdicts"] = lambda: _verdicts(grid)
+        timeline = timeline_of(record.verdicts)
+        drawings["verdicts"] = lambda: _verdicts(timeline)
+        if timeline.byzantine_weight is not None and timeline.all_workers["byzantine"]:
+            drawings["byzantine-weight"] = lambda: _byzantine_weight(timeline)
         if record.verdicts.scores.any():
-            drawings["scores"] = lambda: _scores(grid)
+            drawings["scores"] = lambda: _scores(timeline)
     spent = privacy_spent(record)
     if spent.rounds:
         drawings["privacy"] = lambda: _privacy(spent.rounds, spent.epsilons)
@@ -104,34 +119,34 @@ def _accuracy(record: RunRecord) -> Any:
     at = [line["round"] for line in record.curve]
     axes.plot(at, [line["accuracy"] for line in record.curve], "o-", color=LINES[0], markersize=3, label="this run")
     for i, (word, result) in enumerate(sorted(record.beside.items()), 1):
-        axes.axhline(result["accuracy"], color=LINES[i], linestyle=STYLES[i], label=f"{word}, at its end")
+        axes.axhline(result["accuracy"], color=LINES[i], linestyle=STYLES[i], label=f"{word}, after its last round")
     _unit(axes)
     axes.set(xlabel="round", title=record.title)
     axes.legend(loc="lower right")
     return figure
 
 
-def _verdicts(grid: Grid) -> Any:
+def _verdicts(timeline: Timeline) -> Any:
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch
 
-    groups = [group for group in GROUPS if len(grid.workers[group])]
-    rows = [len(grid.workers[group]) for group in groups]
+    groups = [group for group in GROUPS if len(timeline.workers[group])]
+    rows = [len(timeline.workers[group]) for group in groups]
     figure, many = _new(len(groups), 1.2 + 0.11 * sum(rows), rows)
     colors = ListedColormap([REASON_COLORS[reason] for reason in Reason])
-    edges = [*(grid.rounds[:, 0] - 0.5), grid.rounds[-1, 1] + 0.5]
+    edges = [*(timeline.rounds[:, 0] - 0.5), timeline.rounds[-1, 1] + 0.5]
+    last = len(Reason) - 0.5
     for axes, group in zip(many, groups, strict=True):
-        count = len(grid.workers[group])
-        axes.pcolormesh(
-            edges, np.arange(count + 1) - 0.5, grid.reasons[group], cmap=colors, vmin=-0.5, vmax=len(Reason) - 0.5
-        )
+        count = len(timeline.workers[group])
+        rows_at = np.arange(count + 1) - 0.5
+        axes.pcolormesh(edges, rows_at, timeline.reasons[group], cmap=colors, vmin=-0.5, vmax=last)
         ticks = range(0, count, max(1, count // 10))
-        axes.set_yticks(list(ticks), [str(grid.workers[group][tick]) for tick in ticks])
+        axes.set_yticks(list(ticks), [str(timeline.workers[group][tick]) for tick in ticks])
         axes.set(ylabel=f"{GROUP_NAMES[group]} worker")
         axes.invert_yaxis()
-    binned = "each column the most frequent verdict of its rounds" if grid.binned else "a column is a round"
+    binned = "a column shows the most frequent verdict of its rounds" if timeline.binned else "a column is a round"
     many[-1].set(xlabel=f"round ({binned})")
-    met = [reason for reason in Reason if any((grid.reasons[group] == reason).any() for group in groups)]
+    met = [reason for reason in Reason if any((timeline.reasons[group] == reason).any() for group in groups)]
     patches = [Patch(facecolor=REASON_COLORS[r], edgecolor="#8a939e", label=_verdict(r)) for r in met]
     figure.legend(handles=patches, loc="outside upper center", ncols=4)
     return figure
@@ -141,12 +156,12 @@ def _verdict(reason: Reason) -> str:
     return "used" if reason is Reason.KEPT else reason.word
 
 
-def _scores(grid: Grid) -> Any:
+def _scores(timeline: Timeline) -> Any:
     figure, (axes,) = _new()
-    middles = grid.rounds.mean(axis=1)
+    middles = timeline.rounds.mean(axis=1)
     for group in GROUPS:
         color, style = GROUP_LOOKS[group]
-        for i, row in enumerate(grid.scores[group]):
+        for i, row in enumerate(timeline.scores[group]):
             label = GROUP_NAMES[group] if i == 0 else None
             axes.plot(middles, row, style, color=color, linewidth=0.8, alpha=0.75, label=label)
     axes.set(xlabel="round", ylabel="score")
@@ -154,8 +169,19 @@ def _scores(grid: Grid) -> Any:
     return figure
 
 
-def _refused(curve: list[dict[str, Any]]) -> Any:
-    shares = refused_shares(curve)
+def _byzantine_weight(timeline: Timeline) -> Any:
+    figure, (axes,) = _new(height=2.4)
+    share = timeline.all_workers["byzantine"] / sum(timeline.all_workers.values())
+    color, _ = GROUP_LOOKS["byzantine"]
+    axes.plot(timeline.rounds.mean(axis=1), timeline.byzantine_weight, color=color, label="weight of Byzantine uploads")
+    axes.axhline(share, color=LINES[4], linestyle=STYLES[1], label="Byzantine share of the workers")
+    axes.set(xlabel="round", ylabel="weight", ylim=(0, 1))
+    axes.legend()
+    return figure
+
+
+def _unused(curve: list[dict[str, Any]]) -> Any:
+    shares = shares_by_reason(curve)
     figure, many = _new(len(shares), 1.2 + 1.6 * len(shares))
     ends = np.array([line["round"] for line in curve])
     starts = np.array([0, *ends[:-1]])
@@ -167,7 +193,7 @@ def _refused(curve: list[dict[str, Any]]) -> Any:
             axes.bar(starts, found, ends - starts, below, align="edge", color=REASON_COLORS[reason], label=label)
             below += np.array(found)
             labeled.add(reason)
-        axes.set(ylabel=f"{GROUP_NAMES[group]}, share refused", ylim=(0, 1))
+        axes.set(ylabel=f"{GROUP_NAMES[group]}, share not used", ylim=(0, 1))
     many[-1].set(xlabel="round")
     figure.legend(loc="outside upper center", ncols=4)
     return figure
@@ -176,7 +202,7 @@ def _refused(curve: list[dict[str, Any]]) -> Any:
 def _privacy(rounds: list[int], epsilons: list[float]) -> Any:
     figure, (axes,) = _new()
     axes.plot(rounds, epsilons, "o-", color=LINES[0], markersize=3)
-    axes.set(xlabel="rounds so far", ylabel="epsilon", ylim=(0, 1.08 * max(epsilons)), xlim=(0, None))
+    axes.set(xlabel="round", ylabel="epsilon", ylim=(0, 1.08 * max(epsilons)), xlim=(0, None))
     return figure
 
 
@@ -213,7 +239,7 @@ def _ranges(facet: Facet) -> Any:
 
 
 def _spread(accuracies: list[list[float]]) -> tuple[list[float], list[list[float]]]:
-    """Means, and how far below and above them the least and the most lie."""
+    """The means, and the distances from them down to the lowest and up to the highest accuracy."""
     middles = [mean(values) for values in accuracies]
     pairs = list(zip(accuracies, middles, strict=True))
     below = [max(0.0, middle - min(values)) for values, middle in pairs]

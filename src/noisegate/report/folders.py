@@ -1,4 +1,4 @@
-"""What a folder holds, read with care: what is missing or damaged becomes a sentence, never a wrong number."""
+"""Reads the folder of a run. A file that is missing or damaged gives a sentence on the page, never a wrong number."""
 
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -17,19 +17,20 @@ from noisegate.runs.unbuilt import AnySpec, UnbuiltSpec, read_unbuilt, unbuilt_s
 from noisegate.runs.verdicts import Verdicts, read_verdicts
 from noisegate.runs.wellformed import finite, whole_line
 
-__all__ = ["RunRecord", "Status", "Verdicts", "kind_of", "number", "read_run"]
+__all__ = ["RunRecord", "RunStatus", "Verdicts", "kind_of", "number", "read_run"]
 
-Status = Literal["done", "unfinished", "failed", "skipped"]
+RunStatus = Literal["done", "unfinished", "failed", "skipped"]
+"""How a run stands, as its folder says."""
 
 
 @dataclass(frozen=True)
 class RunRecord:
     """A run folder as it was found.
 
-    settings: what was asked for, as plain values; spec: the same checked, if it can be, nothing imported. curve: of
-    the result, or whole lines of rounds.jsonl. problems: what is missing or damaged, a sentence each. message: why it
-    failed or was skipped.
-    beside: results of the same training "reference" (no attackers, plain mean) and "undefended", where they are known.
+    settings: the spec as plain values. spec: the same, checked; None if it cannot be. No plugin is imported for it.
+    curve: the lines of the result, or the readable lines of rounds.jsonl.
+    message: why the run failed or was skipped. problems: a sentence for each file that is missing or damaged.
+    beside: the results of the "reference" and of the "undefended" run, as far as they are known.
     """
 
     path: Path
@@ -40,7 +41,7 @@ class RunRecord:
     curve: list[dict[str, Any]]
     result: dict[str, Any] | None
     verdicts: Verdicts | None
-    status: Status
+    status: RunStatus
     message: str = ""
     problems: list[str] = field(default_factory=list)
     beside: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -53,7 +54,7 @@ class RunRecord:
 
 
 def kind_of(path: Path) -> Literal["run", "sweep"]:
-    """What a folder is; StoreError if it is neither."""
+    """Whether a folder is that of a run or of a sweep. StoreError if it is neither."""
     if (path / "spec.toml").exists():
         return "run"
     if (path / "sweep.toml").exists() or (path / "runs").is_dir():
@@ -62,7 +63,7 @@ def kind_of(path: Path) -> Literal["run", "sweep"]:
         raise StoreError(f"{path}: there is no such folder; give one that `noisegate run` or `noisegate sweep` left")
     left = [name for name in ("result.json", "rounds.jsonl", "verdicts.npz") if (path / name).exists()]
     if left:
-        raise StoreError(f"{path}: has {', '.join(left)}, but its spec.toml is missing, so nobody can say what was run")
+        raise StoreError(f"{path}: has {', '.join(left)}, but its spec.toml is missing, so its settings are not known")
     raise StoreError(
         f"{path}: holds neither a run (spec.toml) nor a sweep (runs/); give a folder that `noisegate run` or "
         "`noisegate sweep` left"
@@ -70,13 +71,13 @@ def kind_of(path: Path) -> Literal["run", "sweep"]:
 
 
 def read_run(path: Path, beside: bool = True) -> RunRecord:
-    """A run folder, finished or not. `beside`: look for the runs that put its accuracy into proportion."""
+    """Read a run folder, finished or not. `beside`: also look for its reference and undefended runs."""
     problems: list[str] = []
     spec, settings, text = _spec(path, problems)
     result = _result(path, spec, problems)
     curve = _curve(path, result, problems)
     failed = None if result else RunFolder(path).failure()
-    status: Status = "done" if result else "unfinished"
+    status: RunStatus = "done" if result else "unfinished"
     if failed:
         status = "skipped" if failed[0] == "skipped" else "failed"
     environment = {}
@@ -107,11 +108,11 @@ def _spec(path: Path, problems: list[str]) -> tuple[AnySpec | None, dict[str, An
         text = (path / "spec.toml").read_text(encoding="utf-8", errors="replace")
         settings = read_settings(path / "spec.toml")
     except FileNotFoundError:
-        problems.append("spec.toml is missing: nobody can say what was asked for.")
+        problems.append("spec.toml is missing: the settings of the run are not known.")
         return None, {}, ""
     except SpecError as error:
         raise StoreError(
-            f"{plain(path)}: its spec.toml is damaged ({plain(error)}); nothing can be said about this run"
+            f"{plain(path)}: its spec.toml is damaged ({plain(error)}), so its settings are not known"
         ) from None
     except OSError as error:
         raise StoreError(f"{plain(path / 'spec.toml')}: cannot be read ({error.strerror})") from None
@@ -148,7 +149,7 @@ def _result(path: Path, spec: AnySpec | None, problems: list[str]) -> dict[str, 
 
 
 def _curve(path: Path, result: dict[str, Any] | None, problems: list[str]) -> list[dict[str, Any]]:
-    """Of a finished run that of its result. Else whole lines only, in the order of their rounds."""
+    """The lines of the result, if the run is finished; else the readable lines of rounds.jsonl, by their rounds."""
     try:
         content = read_whole(path / LINES, MOST_TEXT)
     except FileNotFoundError:
@@ -176,7 +177,7 @@ def _line(content: bytes) -> dict[str, Any] | None:
 
 
 def _verdicts(path: Path, result: dict[str, Any] | None, problems: list[str]) -> Verdicts | None:
-    """Those of a finished run: without its result nobody can say whether they are."""
+    """The verdicts of a finished run. Without a result they cannot be checked, and are not read."""
     if result is None:
         return None
     try:
@@ -185,17 +186,20 @@ def _verdicts(path: Path, result: dict[str, Any] | None, problems: list[str]) ->
         if sha256(content).hexdigest() != RunFolder(path).sums().get(VERDICTS):
             raise StoreError("is damaged (its checksum does not fit)")
     except FileNotFoundError:
-        problems.append("verdicts.npz is missing: who was refused when is not known.")
+        problems.append("verdicts.npz is missing: the verdicts are not known.")
         return None
     except StoreError as error:
         why = str(error).removeprefix(f"{plain(path / VERDICTS)}: ")
-        problems.append(f"verdicts.npz {why} and left out: who was refused when is not known.")
+        problems.append(f"verdicts.npz {why} and left out: the verdicts are not known.")
         return None
     return found
 
 
 def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
-    """`noisegate run` leaves them below the run, a sweep beside it; each only if its settings are the right ones."""
+    """The results of the reference and the undefended run, if their specs are the right ones.
+
+    `noisegate run` leaves these runs below the run, and a sweep beside it.
+    """
     found: dict[str, dict[str, Any]] = {}
     if spec is None:
         return found
@@ -213,7 +217,7 @@ def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
 
 
 def beside(spec: AnySpec, word: str) -> AnySpec:
-    """The spec of the same training without attackers, or without a defense; nothing is imported for it."""
+    """The spec of the reference, or of the undefended run. No plugin is imported for it."""
     change = reference if word == "reference" else undefended
     if not isinstance(spec, UnbuiltSpec):
         return change(spec)

@@ -1,4 +1,4 @@
-"""One HTML page that loads nothing: pieces of text, all of it escaped, and the frame around them."""
+"""An HTML page that loads nothing: pieces of escaped text, and the frame around them."""
 
 import base64
 import hashlib
@@ -18,13 +18,13 @@ from noisegate.version import __version__
 
 
 def text(value: Any) -> str:
-    """Anything as text that cannot be taken for markup."""
+    """`value` as text, escaped so that it is not markup."""
     return html.escape(str(value))
 
 
 @dataclass
 class Page:
-    """A page as it grows."""
+    """A page to which sections are added. charts: the number of its charts so far."""
 
     title: str
     subtitle: str = ""
@@ -32,7 +32,7 @@ class Page:
     charts: int = 0
 
     def section(self, heading: str, *pieces: str, kind: str = "") -> None:
-        """A titled part of the page."""
+        """Add a section with a heading."""
         inside = "\n".join(piece for piece in pieces if piece)
         attribute = f' class="{kind}"' if kind else ""
         self.pieces.append(f"<section{attribute}>\n<h2>{text(heading)}</h2>\n{inside}\n</section>")
@@ -40,7 +40,7 @@ class Page:
     def chart(
         self, chart: Chart, label: str, caption: str = "", numbers: str = "", legend: str = "", printed: bool = False
     ) -> str:
-        """A chart with what it shows in words, and, folded away, its numbers. printed: on paper these are unfolded."""
+        """The HTML of a chart. label: what it shows, in words. numbers: a folded table. printed: unfolded on paper."""
         self.charts += 1
         name = f"chart-{self.charts}"
         data = json.dumps(chart, allow_nan=False).replace("<", "\\u003c")  # so that no text ends the script
@@ -55,7 +55,7 @@ class Page:
         )
 
     def html(self) -> str:
-        """The whole page."""
+        """The whole page as HTML."""
         files = resources.files("noisegate.report")
         style = (files / "style.css").read_text(encoding="utf-8")
         scripts = []
@@ -100,18 +100,18 @@ def _digest(script: str) -> str:
 
 
 def paragraph(words: str, kind: str = "") -> str:
-    """A paragraph; nothing if there are no words."""
+    """A paragraph; "" if there are no words."""
     attribute = f' class="{kind}"' if kind else ""
     return f"<p{attribute}>{text(words)}</p>" if words else ""
 
 
 def bullets(lines: Iterable[str]) -> str:
-    """A list."""
+    """A bulleted list."""
     return "<ul>" + "".join(f"<li>{text(line)}</li>" for line in lines) + "</ul>"
 
 
 def headline(entries: Iterable[tuple[str, str, str]]) -> str:
-    """Large numbers: (name, number, what it means)."""
+    """Large numbers. Each entry is (name, number, note)."""
     shown = "".join(
         f"<div><dt>{text(name)}</dt><dd>{text(value)}<small>{text(note)}</small></dd></div>"
         for name, value, note in entries
@@ -121,14 +121,14 @@ def headline(entries: Iterable[tuple[str, str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Link:
-    """A cell of a table that leads to a file beside the page."""
+    """A cell of a table that links to another file."""
 
     words: str
     target: str
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", label: str = "") -> str:
-    """A table that scrolls inside itself where it is too wide. Numbers are aligned to the right."""
+    """A table, which scrolls on its own if it is too wide. Columns of numbers are aligned to the right."""
     rows = [list(row) for row in rows]
     right = [all(_like_number(row[i]) for row in rows if i < len(row)) and bool(rows) for i in range(len(columns))]
     head = "".join(
@@ -169,7 +169,7 @@ def _like_number(value: Any) -> bool:
 
 
 def extra_tables(folder: Path, page: Page, problems: list[str]) -> None:
-    """The tables of tables.json, where a folder has one: a list of title, columns, rows and notes."""
+    """Add the tables of the folder's tables.json, if it has one: a list of title, columns, rows and notes."""
     path = folder / "tables.json"
     if not path.exists():
         return

@@ -4,23 +4,25 @@ from typing import Any
 
 import numpy as np
 
-from noisegate.report import charts
+from noisegate.report import run_charts
+from noisegate.report.charts import GROUP_NAMES, MEANINGS
 from noisegate.report.folders import RunRecord, number
-from noisegate.report.numbers import GROUPS, Grid, privacy_spent, refused_shares, timeline
+from noisegate.report.numbers import GROUPS, Timeline, privacy_spent, shares_by_reason, timeline_of
 from noisegate.report.page import Page, bullets, extra_tables, headline, paragraph, table, text
 from noisegate.runs.promise import STATED
 from noisegate.views import TESTS, Reason
 
 STATES = {
     "done": "",
-    "unfinished": "This run is not finished: it is running, or was interrupted. What is shown is where it stood.",
+    "unfinished": "This run is not finished: it is running, or was interrupted. The page shows its last evaluation.",
     "failed": "This run failed.",
     "skipped": "This run was skipped.",
 }
+"""The sentence that says how a run stands, by its status."""
 
 
 def run_page(record: RunRecord) -> Page:
-    """Everything that a run folder says."""
+    """The page of a run folder, finished or not."""
     page = Page(f"Run: {record.title}", f"Folder {record.path.resolve().name}, {_size(record)}")
     problems = list(record.problems)
     extra_tables(record.path, page, problems)
@@ -28,19 +30,20 @@ def run_page(record: RunRecord) -> Page:
     if record.status != "done" or problems:
         said = [word for word in (STATES[record.status], record.message) if word]
         page.section(
-            "Not whole", *(paragraph(word) for word in said), bullets(problems) if problems else "", kind="problems"
+            "Incomplete", *(paragraph(word) for word in said), bullets(problems) if problems else "", kind="problems"
         )
-    page.section("In numbers", headline(_headline(record)), paragraph(_seeds(record), "quiet"))
+    page.section("Summary", headline(_headline(record)), paragraph(ONE_SEED, "quiet"))
     _accuracy(page, record)
     page.pieces += tables
-    grid = timeline(record.verdicts) if record.verdicts else None
-    _verdicts(page, record, grid)
-    _refused(page, record)
-    _scores(page, record, grid)
+    timeline = timeline_of(record.verdicts) if record.verdicts else None
+    _verdicts(page, record, timeline)
+    _unused(page, record)
+    _byzantine_weight(page, timeline)
+    _scores(page, record, timeline)
     _privacy(page, record)
     page.section("Settings", f"<pre><code>{text(record.spec_text)}</code></pre>")
     if record.environment:
-        page.section("Where it ran", table(["what", "value"], _flat(record.environment), label="environment"))
+        page.section("Environment", table(["what", "value"], _flat(record.environment), label="environment"))
     return page
 
 
@@ -56,8 +59,10 @@ def _size(record: RunRecord) -> str:
     )
 
 
-def _seeds(record: RunRecord) -> str:
-    return "One run with one seed. Another seed gives another accuracy; a sweep over seeds says how far apart they lie."
+ONE_SEED = (
+    "This is one run with one seed. Another seed gives another accuracy; a sweep over seeds shows how much they differ."
+)
+"""The note below the summary of a run."""
 
 
 def _headline(record: RunRecord) -> list[tuple[str, str, str]]:
@@ -72,23 +77,34 @@ def _headline(record: RunRecord) -> list[tuple[str, str, str]]:
     ]
     if "reference" in record.beside:
         clean = record.beside["reference"]["accuracy"]
-        shown.append(("reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean"))
+        shown.append(("reference accuracy", f"{clean:.3f}", "same private training, honest workers only, plain mean"))
     if "undefended" in record.beside:
         bare = record.beside["undefended"]["accuracy"]
         shown.append(("undefended", f"{bare:.3f}", "plain mean under the same attack"))
     by = "stated, not checked" if result.get("accountant") == STATED else str(result.get("accountant", "?")).upper()
     if result["sigma"] == 0:
-        shown.append(("epsilon", "none", "sigma 0: nothing is private"))
+        shown.append(("epsilon", "none", "sigma is 0: nothing is private"))
     else:
         shown.append(("epsilon", f"{result['epsilon']:.3f}", f"delta {result['delta']:.2g}, {by}"))
-    for key, name, note in (
-        ("honest_rejected", "honest uploads refused", "by a test, although honest"),
-        ("byzantine_selected", "Byzantine uploads used", "of the uploads that made the model"),
-    ):
-        if number(result.get(key)):
-            shown.append((name, f"{result[key]:.1%}", note))
+    shown += _uploads(result)
     if number(result.get("seconds")) and number(result.get("ms_per_round")):
         shown.append(("time", f"{result['seconds']:.1f} s", f"{result['ms_per_round']:.1f} ms a round"))
+    return shown
+
+
+def _uploads(result: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """What became of the uploads. The results of earlier versions have no weight, only the head count."""
+    shown = []
+    if number(result.get("honest_rejected")):
+        shown.append(("honest uploads refused", f"{result['honest_rejected']:.1%}", "by a test, although honest"))
+    used = f"{result['byzantine_selected']:.1%}" if number(result.get("byzantine_selected")) else "–"
+    if number(result.get("byzantine_weight")):
+        note = f"of the model's updates; {used} of the uploads used, by head count"
+        shown.append(("weight of Byzantine uploads", f"{result['byzantine_weight']:.1%}", note))
+    elif used != "–":
+        shown.append(("Byzantine uploads used", used, "of the uploads used, by head count"))
+    if number(result.get("missing")) and result["missing"] > 0:
+        shown.append(("uploads missing", f"{result['missing']:.1%}", "did not arrive, which accuses nobody"))
     return shown
 
 
@@ -104,35 +120,33 @@ def _accuracy(page: Page, record: RunRecord) -> None:
     beside = "".join(f"; {word} {result['accuracy']:.3f}" for word, result in sorted(record.beside.items()))
     numbers = table(["round", "accuracy"], [(line["round"], f"{line['accuracy']:.4f}") for line in record.curve])
     missing = "" if "reference" in record.beside else " The reference was not run, or is not in this folder."
-    caption = f"On the test set, every so many rounds. The axis goes from 0 to 1.{missing}"
-    page.section("Accuracy over the rounds", page.chart(charts.accuracy(record), label + beside, caption, numbers))
+    caption = f"Accuracy on the test set, at each evaluation. The axis goes from 0 to 1.{missing}"
+    page.section("Accuracy over the rounds", page.chart(run_charts.accuracy(record), label + beside, caption, numbers))
 
 
-def _verdicts(page: Page, record: RunRecord, grid: Grid | None) -> None:
-    if record.verdicts is None or grid is None:
-        why = "is written when a run is done" if record.status == "unfinished" else "is not known"
-        page.section("Who was refused when", paragraph(f"Which worker was refused when, and why, {why}."))
+def _verdicts(page: Page, record: RunRecord, timeline: Timeline | None) -> None:
+    if record.verdicts is None or timeline is None:
+        why = "are written when a run is done" if record.status == "unfinished" else "are not known"
+        page.section("Verdicts by worker and round", paragraph(f"The verdicts {why}."))
         return
-    reasons, lying = record.verdicts.reasons, record.verdicts.byzantine
+    reasons, byzantine = record.verdicts.reasons, record.verdicts.byzantine
     met = [reason for reason in Reason if (reasons == reason).any()]
-    legend = "".join(
-        f'<li><span class="swatch {reason.word}"></span>{text(charts.MEANINGS[reason])}</li>' for reason in met
-    )
-    counts = {"honest": reasons[:, ~lying], "byzantine": reasons[:, lying]}
+    legend = "".join(f'<li><span class="swatch {reason.word}"></span>{text(MEANINGS[reason])}</li>' for reason in met)
+    counts = {"honest": reasons[:, ~byzantine], "byzantine": reasons[:, byzantine]}
     rows = [
         [reason.word, *(_share(counts[group], reason) for group in GROUPS), "yes" if reason in TESTS else "no"]
         for reason in met
     ]
     label = "Timeline of verdicts, a row for each worker and a column for each round. " + "; ".join(
-        f"{reason.word}: {honest} of honest and {byzantine} of Byzantine uploads"
-        for reason, (_, honest, byzantine, _) in zip(met, rows, strict=True)
+        f"{reason.word}: {of_honest} of honest and {of_byzantine} of Byzantine uploads"
+        for reason, (_, of_honest, of_byzantine, _) in zip(met, rows, strict=True)
     )
     page.section(
-        "Who was refused when",
+        "Verdicts by worker and round",
         page.chart(
-            charts.verdicts(grid),
+            run_charts.verdicts(timeline),
             label,
-            _how_small(grid),
+            _how_small(timeline),
             table(["verdict", "honest uploads", "Byzantine uploads", "accuses"], rows),
             f'<ul class="legend">{legend}</ul>',
             printed=True,
@@ -144,78 +158,99 @@ def _share(reasons: np.ndarray, reason: Reason) -> str:
     return f"{(reasons == reason).mean():.1%}" if reasons.size else "–"
 
 
-def _how_small(grid: Grid) -> str:
-    """What was done to make the timeline small enough to be seen."""
-    said = ["A row is a worker by its position, honest ones above, Byzantine ones below."]
-    if grid.binned:
-        widths = grid.rounds[:, 1] - grid.rounds[:, 0] + 1
+def _how_small(timeline: Timeline) -> str:
+    """The caption of the timeline, which says how it was made small enough."""
+    said = ["A row is a worker, by its position. Honest workers are above, Byzantine workers below."]
+    if timeline.binned:
+        widths = timeline.rounds[:, 1] - timeline.rounds[:, 0] + 1
         wide = f"{widths.min()}" if widths.min() == widths.max() else f"{widths.min()} or {widths.max()}"
         said.append(
             f"A column is {wide} rounds and shows the most frequent verdict of them; of equally frequent ones a "
-            "refusal. What is rarer within a column is not seen here, but counted below."
+            "refusal. The table below counts every verdict."
         )
     else:
         said.append("A column is a round.")
-    said += _left_out(grid)
+    said += _left_out(timeline)
     return " ".join(said)
 
 
-def _left_out(grid: Grid) -> list[str]:
+def _left_out(timeline: Timeline) -> list[str]:
     return [
-        f"Of {grid.all_workers[group]} {charts.GROUP_NAMES[group]} workers {len(grid.workers[group])} are shown, "
+        f"Of {timeline.all_workers[group]} {GROUP_NAMES[group]} workers {len(timeline.workers[group])} are shown, "
         "evenly spaced by position."
         for group in GROUPS
-        if len(grid.workers[group]) < grid.all_workers[group]
+        if len(timeline.workers[group]) < timeline.all_workers[group]
     ]
 
 
-def _refused(page: Page, record: RunRecord) -> None:
-    shares = refused_shares(record.curve)
+def _unused(page: Page, record: RunRecord) -> None:
+    shares = shares_by_reason(record.curve)
     if not shares:
         return
+    title = "Uploads that were not used, by reason"
     rows = [
-        [charts.GROUP_NAMES[group], reason.word, f"{min(found):.1%}", f"{max(found):.1%}", f"{found[-1]:.1%}"]
+        [GROUP_NAMES[group], reason.word, f"{min(found):.1%}", f"{max(found):.1%}", f"{found[-1]:.1%}"]
         for group, reasons in shares.items()
         for reason, found in reasons.items()
     ]
     if not rows:
-        page.section("Share of uploads refused", paragraph("Every upload was used in every round."))
+        page.section(title, paragraph("Every upload was used in every round."))
         return
-    label = "Share of uploads refused by reason over the rounds. " + "; ".join(
+    label = f"{title}, over the rounds. " + "; ".join(
         f"{group}, {reason}: from {low} to {high}" for group, reason, low, high, _ in rows
     )
     caption = (
-        "Of the uploads of each group between two evaluations, honest workers above, Byzantine ones below. "
+        "Share of each group's uploads between two evaluations. Honest workers are above, Byzantine workers below. "
         "The axis goes from 0 to 100 %."
     )
-    numbers = table(["workers", "reason", "least", "most", "at the end"], rows)
-    page.section("Share of uploads refused", page.chart(charts.refused(record.curve), label, caption, numbers))
+    if any(Reason.MISSING in reasons for reasons in shares.values()):
+        caption += " A missing upload did not arrive; it is not refused, and accuses nobody."
+    numbers = table(["workers", "reason", "lowest", "highest", "last"], rows)
+    page.section(title, page.chart(run_charts.unused(record.curve), label, caption, numbers))
 
 
-def _scores(page: Page, record: RunRecord, grid: Grid | None) -> None:
-    if record.verdicts is None or grid is None:
+def _byzantine_weight(page: Page, timeline: Timeline | None) -> None:
+    if timeline is None or timeline.byzantine_weight is None or not timeline.all_workers["byzantine"]:
+        return
+    found = timeline.byzantine_weight
+    numbers = table(
+        ["", "weight"],
+        [("lowest", f"{found.min():.4f}"), ("mean", f"{found.mean():.4f}"), ("highest", f"{found.max():.4f}")],
+    )
+    label = f"Weight of Byzantine uploads over the rounds: from {found.min():.3f} to {found.max():.3f}"
+    caption = "The share of the update that came from Byzantine uploads. The axis goes from 0 to 1."
+    if timeline.binned:
+        caption += " A point is the mean over the rounds of a column of the verdicts."
+    page.section(
+        "Weight of Byzantine uploads", page.chart(run_charts.byzantine_weight(timeline), label, caption, numbers)
+    )
+
+
+def _scores(page: Page, record: RunRecord, timeline: Timeline | None) -> None:
+    if record.verdicts is None or timeline is None:
         return
     scores = record.verdicts.scores
     if not np.nan_to_num(scores, nan=0.0, posinf=1.0, neginf=1.0).any():
-        page.section("Scores", paragraph("This aggregator ranks by nothing: every score is 0."))
+        page.section("Scores", paragraph("This aggregator does not rank uploads: every score is 0."))
         return
-    said = ["What the aggregator ranks workers by; its scale is the aggregator's own and need not begin at 0."]
-    if grid.binned:
-        said.append("A point is the mean over the rounds of a column above.")
+    said = ["The score by which the aggregator ranks uploads. The scale is its own, and the axis need not begin at 0."]
+    if timeline.binned:
+        said.append("A point is the mean over the rounds of a column of the verdicts.")
     with np.errstate(over="ignore"):
         rows = [
-            [charts.GROUP_NAMES[group], *(f"{value:.4g}" for value in _three(scores[:, mask]))]
+            [GROUP_NAMES[group], *(f"{value:.4g}" for value in _low_median_high(scores[:, mask]))]
             for group, mask in zip(GROUPS, (~record.verdicts.byzantine, record.verdicts.byzantine), strict=True)
             if mask.any()
         ]
     label = "Score of each worker over the rounds. " + "; ".join(
         f"{group}: from {low} to {high}, median {middle}" for group, low, middle, high in rows
     )
-    numbers = table(["workers", "least", "median", "most"], rows)
-    page.section("Scores", page.chart(charts.scores(grid), label, " ".join(said + _left_out(grid)), numbers))
+    numbers = table(["workers", "lowest", "median", "highest"], rows)
+    caption = " ".join(said + _left_out(timeline))
+    page.section("Scores", page.chart(run_charts.scores(timeline), label, caption, numbers))
 
 
-def _three(scores: np.ndarray) -> tuple[float, float, float]:
+def _low_median_high(scores: np.ndarray) -> tuple[float, float, float]:
     finite = scores[np.isfinite(scores)].astype(np.float64)
     return (float(finite.min()), float(np.median(finite)), float(finite.max())) if finite.size else (np.nan,) * 3
 
@@ -229,7 +264,7 @@ def _privacy(page: Page, record: RunRecord) -> None:
         ["rounds", "epsilon"], [(at, f"{cost:.4f}") for at, cost in zip(spent.rounds, spent.epsilons, strict=True)]
     )
     label = f"Epsilon over the rounds: 0 before the first, {spent.epsilons[-1]:.3f} after round {spent.rounds[-1]}"
-    page.section("Privacy spent", page.chart(charts.privacy(spent), label, spent.note, numbers))
+    page.section("Privacy spent", page.chart(run_charts.privacy(spent), label, spent.note, numbers))
 
 
 def _flat(values: dict[str, Any], before: str = "") -> list[tuple[str, str]]:

@@ -1,9 +1,9 @@
-"""The page of a sweep: what varies, what came out, and what is missing."""
+"""The page of a sweep: the settings that vary, the results, and the runs that are missing."""
 
 import os
 from pathlib import Path
 
-from noisegate.report import charts
+from noisegate.report import sweep_charts
 from noisegate.report.folders import number
 from noisegate.report.page import Link, Page, bullets, extra_tables, headline, paragraph, table, text
 from noisegate.report.sweeps import (
@@ -20,14 +20,20 @@ from noisegate.report.sweeps import (
 )
 
 MOST_RUNS = 300
-"""Rows of the list of runs; MOST_GROUPS those of the results."""
+"""The largest number of rows of the list of runs."""
 
 MOST_GROUPS = 2000
-MOST_COURSES, MOST_PROBLEMS = 6, 20
+"""The largest number of rows of the results."""
+
+MOST_COURSES = 6
+"""The largest number of charts of accuracy over the rounds."""
+
+MOST_PROBLEMS = 20
+"""The largest number of problems that are listed."""
 
 
 def sweep_page(record: SweepRecord, out: Path) -> Page:
-    """Everything that a sweep folder says. out: where the page will be, so that links from it lead somewhere."""
+    """The page of a sweep folder. out: the file that it will be written to, which its links start from."""
     done, total = record.count("done"), len(record.cells)
     page = Page(f"Sweep: {record.path.resolve().name}", f"{total} runs, {done} of them done")
     problems = record.problems[:MOST_PROBLEMS]
@@ -36,14 +42,14 @@ def sweep_page(record: SweepRecord, out: Path) -> Page:
     extra_tables(record.path, page, problems)
     tables, page.pieces = page.pieces, []
     if done < total or problems:
-        lacking = ", ".join(f"{record.count(status)} {status}" for status in STATUSES[1:] if record.count(status))
-        words = f"Not every run is done: {lacking}." if lacking else ""
-        page.section("Not whole", paragraph(words), bullets(problems) if problems else "", kind="problems")
-    page.section("In numbers", headline(_headline(record)))
+        others = ", ".join(f"{record.count(status)} {status}" for status in STATUSES[1:] if record.count(status))
+        words = f"Not every run is done: {others}." if others else ""
+        page.section("Incomplete", paragraph(words), bullets(problems) if problems else "", kind="problems")
+    page.section("Summary", headline(_headline(record)))
     page.pieces += tables
     _results(page, record)
     _charts(page, record)
-    _lacking(page, record)
+    _failures(page, record)
     _runs(page, record, out)
     page.section(
         "Settings of all runs",
@@ -57,8 +63,8 @@ def _headline(record: SweepRecord) -> list[tuple[str, str, str]]:
     shown = [entry for entry in shown if entry[0] == "done" or entry[1] != "0"]
     found = [value for group in record.groups for value in group.accuracies]
     if found:
-        shown.append(("least accuracy", f"{min(found):.3f}", "of all runs that are done"))
-        shown.append(("greatest accuracy", f"{max(found):.3f}", "of all runs that are done"))
+        shown.append(("lowest accuracy", f"{min(found):.3f}", "of all runs that are done"))
+        shown.append(("highest accuracy", f"{max(found):.3f}", "of all runs that are done"))
     seeds = len(record.varying.get("seed", [0]))
     shown.append(("settings", f"{len(record.groups)}", f"{'one seed' if seeds == 1 else f'up to {seeds} seeds'} each"))
     return shown
@@ -67,7 +73,7 @@ def _headline(record: SweepRecord) -> list[tuple[str, str, str]]:
 def _results(page: Page, record: SweepRecord) -> None:
     keys = [key for key in record.varying if key != "seed"]
     clean = any(group.references for group in record.groups)
-    columns = [*keys, "accuracy, mean", "min", "max", *(["reference"] if clean else []), "runs done", "status"]
+    columns = [*keys, "mean accuracy", "lowest", "highest", *(["reference"] if clean else []), "runs done", "status"]
     rows = []
     for group in record.groups[:MOST_GROUPS]:
         found = group.accuracies
@@ -76,7 +82,7 @@ def _results(page: Page, record: SweepRecord) -> None:
             numbers.append(f"{mean(group.references):.3f}" if group.references else "–")
         done = f"{group.count('done')} of {len(group.cells)}"
         rows.append([*(show(group.settings[key]) for key in keys), *numbers, done, _status(group)])
-    note = "Accuracy after the last round, over the seeds that are done. What is not done is shown and not counted."
+    note = "Accuracy after the last round, over the seeds that are done. Other runs are listed and not counted."
     if len(rows) < len(record.groups):
         note += f" {len(record.groups) - len(rows)} more rows are left out."
     page.section("Results", table(columns, rows, label="results"), paragraph(note, "quiet"))
@@ -92,12 +98,12 @@ def _charts(page: Page, record: SweepRecord) -> None:
         page.section("Accuracy", paragraph("No run is done yet."))
         return
     axis = axis_of(record)
-    words = "The mean over seeds that are done, with a bar from the least to the most. The axis goes from 0 to 1."
+    words = "Mean over the seeds that are done; a bar goes from the lowest to the highest. The axis goes from 0 to 1."
     title = f"Accuracy against {axis}" if axis else "Accuracy"
     found = _with_results(facets(record, axis))
     pieces = []
     for facet in found[:MOST_CHARTS]:
-        chart = charts.against(facet, axis) if axis else charts.ranges(facet)
+        chart = sweep_charts.against(facet, axis) if axis else sweep_charts.ranges(facet)
         pieces.append(_framed(facet, page.chart(chart, _told(facet, title))))
     page.section(title, _side_by_side(pieces), paragraph(words, "quiet"), paragraph(_rest(found, MOST_CHARTS), "quiet"))
     found = [facet for facet in facets(record, None) if any(group.curve for _, group in _pairs(facet))]
@@ -106,8 +112,8 @@ def _charts(page: Page, record: SweepRecord) -> None:
     pieces = []
     title = "Accuracy over the rounds"
     for facet in found[:MOST_COURSES]:
-        pieces.append(_framed(facet, page.chart(charts.courses(facet), _told(facet, title))))
-    words = "The mean over seeds that are done, at rounds that all of them evaluated. The axis goes from 0 to 1."
+        pieces.append(_framed(facet, page.chart(sweep_charts.courses(facet), _told(facet, title))))
+    words = "The mean over the seeds that are done, at rounds at which all were evaluated. The axis goes from 0 to 1."
     rest = _rest(found, MOST_COURSES)
     page.section(title, _side_by_side(pieces), paragraph(words, "quiet"), paragraph(rest, "quiet"))
 
@@ -141,10 +147,10 @@ def _told(facet: Facet, title: str) -> str:
 
 def _rest(found: list[Facet], most: int) -> str:
     left = len(found) - most
-    return f"{left} more charts are left out; the table says where their lines end." if left > 0 else ""
+    return f"{left} more charts are left out; the table of results has their last points." if left > 0 else ""
 
 
-def _lacking(page: Page, record: SweepRecord) -> None:
+def _failures(page: Page, record: SweepRecord) -> None:
     broken = [cell for cell in record.cells if cell.status in ("failed", "skipped")]
     if not broken:
         return
@@ -178,8 +184,8 @@ def _runs(page: Page, record: SweepRecord, out: Path) -> None:
             rows.append([link, *settings, accuracy, seconds, cell.status])
     left = len(record.cells) - len(rows)
     note = (
-        "Timelines, scores and privacy of a single run are not on this page: `noisegate report` on its folder below "
-        "runs/ makes a page of its own, to which this list will link."
+        "The verdicts, scores and privacy of a single run have a page of their own: `noisegate report` on its folder "
+        "below runs/ makes it, and this list links to it from then on."
     )
     more = f" {left} more runs are left out of this list; the results above count all of them." if left else ""
     page.section(

@@ -1,4 +1,4 @@
-"""A sweep folder as it was found: its cells, what varies between them, and what its seeds say together."""
+"""Reads a sweep folder: its runs, the settings that vary between them, and their results in groups of seeds."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,13 +13,23 @@ from noisegate.runs.unbuilt import AnySpec
 if TYPE_CHECKING:
     from noisegate.sweeps.sweep import SweepCell
 
-MOST_LINES, MOST_CHARTS = 6, 12
+MOST_LINES = 6
+"""The largest number of lines in a chart."""
+
+MOST_CHARTS = 12
+"""The largest number of charts of accuracy against a setting."""
+
 STATUSES = ("done", "running", "failed", "skipped", "missing")
+"""The statuses of a run of a sweep, in the order in which they are listed."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in their seed only. settings: what varies between groups."""
+    """Runs that differ only in their seed.
+
+    settings: those that vary between groups. accuracies, curves: of its runs that are done. references: the accuracies
+    of its reference runs that are done.
+    """
 
     settings: dict[str, Any]
     cells: "list[SweepCell]"
@@ -29,16 +39,16 @@ class Group:
 
     @property
     def label(self) -> str:
-        """The group in a line."""
+        """The group's settings in one line."""
         return ", ".join(f"{key} {show(value)}" for key, value in self.settings.items()) or "all runs"
 
     def count(self, status: str) -> int:
-        """How many of its runs are so."""
+        """The number of its runs that have this status."""
         return sum(cell.status == status for cell in self.cells)
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """Mean accuracy over the rounds at which all of its curves were evaluated."""
+        """(round, mean accuracy) for the rounds at which all of its runs were evaluated."""
         if not self.curves:
             return []
         common = sorted(set.intersection(*(set(curve) for curve in self.curves)))
@@ -47,7 +57,11 @@ class Group:
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """A sweep folder. varying: the settings that differ, by name, and their values in the order of their appearance."""
+    """A sweep folder as it was found.
+
+    varying: the settings that differ between runs, with their values. common: the settings that all runs share.
+    problems: a sentence for each file that is missing or damaged.
+    """
 
     path: Path
     cells: "list[SweepCell]"
@@ -57,12 +71,12 @@ class SweepRecord:
     problems: list[str] = field(default_factory=list)
 
     def count(self, status: str) -> int:
-        """How many runs are so."""
+        """The number of runs that have this status."""
         return sum(cell.status == status for cell in self.cells)
 
 
 def read_sweep_folder(path: Path) -> SweepRecord:
-    """A sweep folder, finished or not; StoreError if it names no run that can be read."""
+    """Read a sweep folder, finished or not. StoreError if the list of its runs is empty or cannot be read."""
     from noisegate.sweeps.sweep import SweepFolder
 
     problems: list[str] = []
@@ -70,7 +84,7 @@ def read_sweep_folder(path: Path) -> SweepRecord:
     try:
         specs = folder.specs()
     except NoisegateError as error:
-        raise StoreError(f"{path}: what was to be run cannot be read ({error})") from None
+        raise StoreError(f"{path}: the list of its runs cannot be read ({error})") from None
     if not specs:
         raise StoreError(f"{path}: holds no run yet")
     cells = folder.cells(specs)
@@ -88,7 +102,7 @@ def read_sweep_folder(path: Path) -> SweepRecord:
         groups.append(_group(folder, settings, members, by_name, problems))
     others = sum(found.parent.name not in by_name for found in (path / "runs").glob("[!.]*/spec.toml"))
     if others:
-        problems.append(f"{others} more run folders below runs/ are not of this sweep; they are left out.")
+        problems.append(f"{others} more run folders below runs/ do not belong to this sweep; they are left out.")
     common = {key: found[0] for key, found in values.items() if key not in varying}
     return SweepRecord(path, cells, groups, varying, common, problems)
 
@@ -125,7 +139,7 @@ def _reference_name(spec: AnySpec) -> str:
 
 
 def flatten(spec: AnySpec) -> dict[str, Any]:
-    """Every setting; a part's own as `attack.to`. What is None is left to its default."""
+    """All settings in one table; those of an attack, aggregator or worker are named as `attack.to`."""
     flat: dict[str, Any] = {}
     for key, value in spec.canonical().items():
         if key in PARTS:
@@ -137,7 +151,7 @@ def flatten(spec: AnySpec) -> dict[str, Any]:
 
 
 def show(value: Any) -> str:
-    """A setting's value for people."""
+    """The value of a setting as people write it."""
     if value is None:
         return "default"
     if isinstance(value, bool):
@@ -146,26 +160,29 @@ def show(value: Any) -> str:
 
 
 def mean(values: list[float]) -> float:
-    """Their mean; there must be one."""
+    """The mean of at least one value."""
     return sum(values) / len(values)
 
 
 @dataclass(frozen=True)
 class Facet:
-    """One chart of a sweep: what its groups have in common, and its lines, by what tells them apart."""
+    """One chart of a sweep. title: the settings that its groups share. lines: its groups by the label of their line."""
 
     title: str
     lines: dict[str, list[Group]]
 
 
 def axis_of(record: SweepRecord) -> str | None:
-    """The setting to draw accuracy against: the one with most values, if all of them are numbers."""
+    """The setting to draw accuracy against: of those whose values are numbers, the one with most values."""
     numeric = [key for key, found in record.varying.items() if key != "seed" and all(number(value) for value in found)]
     return max(numeric, key=lambda key: len(record.varying[key]), default=None)
 
 
 def facets(record: SweepRecord, axis: str | None) -> list[Facet]:
-    """Groups as charts of at most MOST_LINES lines: settings with many values tell charts apart, the others lines."""
+    """The charts of a sweep, each of at most MOST_LINES lines.
+
+    The settings with most values tell charts apart, and the others tell lines apart.
+    """
     telling = [key for key in record.varying if key not in ("seed", axis)]
     apart: list[str] = []
     while True:
