@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 
 from noisegate.aggregators import Robust
-from noisegate.aggregators.robust import judged
+from noisegate.aggregators.robust import verdict_of
 from noisegate.attacks.honest import Forger, Honest
-from noisegate.views import AdversaryView, Memory, ServerView, Verdict
+from noisegate.views import AdversaryView, ServerView, State, Verdict
 
 HERE = pathlib.Path("somewhere")
 
@@ -30,12 +30,12 @@ class Loud(Forger):
 
 @dataclass(frozen=True)
 class Aggregator(Robust):
-    """Reckons with liars."""
+    """Reckons with Byzantine workers."""
 
     needs = "n > 2 f"
 
     def most(self, workers: int) -> int:
         return (workers - 1) // 2
 
-    def __call__(self, view: ServerView, state: Memory) -> Verdict:
-        return judged(view, view.uploads.mean(0), view.present, view.norms)
+    def __call__(self, view: ServerView, state: State) -> Verdict:
+        return verdict_of(view, view.uploads.mean(0), view.present, view.norms)

@@ -45,9 +45,10 @@ def squared_distances(products: Tensor) -> Tensor:
 
 
 def distances_of(view: ServerView) -> Tensor:
-    """(n, n) squared distances in float64; a malformed upload is infinitely far from everyone, itself included.
+    """(n, n) squared distances in float64; a malformed or missing upload is infinitely far from all, itself included.
 
-    Products are rounded differently in different places. So the first of equal uploads, by `ties`, speaks for all.
+    Products are rounded differently in different places. So equal uploads get the distances of the first of them, by
+    `ties`.
     """
     apart = squared_distances(inner_products(view.uploads, view.norms))
     n = len(apart)
@@ -58,7 +59,7 @@ def distances_of(view: ServerView) -> Tensor:
 
 
 def ranking(score: Tensor, view: ServerView) -> Tensor:
-    """(n,) the workers from the lowest score to the highest, malformed ones last; equal ones by `ties`."""
+    """(n,) the workers from the lowest score to the highest, malformed and missing ones last; equal ones by `ties`."""
     score = score.masked_fill(~view.present, torch.inf)
     return view.ties[torch.argsort(score[view.ties], stable=True)]
 

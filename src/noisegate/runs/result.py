@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisegate.aggregators import Robust
 from noisegate.checks import plain
 from noisegate.errors import StoreError
 from noisegate.runs.setup import Setup
@@ -121,9 +120,8 @@ def stored(found: dict[str, Any], folder: RunFolder) -> Result:
 
 
 def believed_byzantine(federation: Federation) -> int | None:
-    """How many liars the aggregator reckons with; None for an aggregator that does not ask."""
-    aggregator = federation.aggregator
-    return aggregator.reckoned(len(federation.byzantine), federation.believed_honest) if isinstance(aggregator, Robust) else None
+    """How many Byzantine workers the aggregator reckons with; None for an aggregator that does not ask."""
+    return federation.aggregator.reckoned(len(federation.byzantine), federation.believed_honest)
 
 
 def _count(mask: Tensor) -> int:

@@ -121,6 +121,7 @@ def play(
             see_gradient=partial(mean_gradient, run.sums, params, run.known_x, run.known_y, capacity=capacity)
             if len(run.known_x)
             else None,
+            knows=run.attack.knows,
         )
         forged = run.attack.forge(view)
         if forged is not None or not active.everyone:
