@@ -23,9 +23,10 @@ class TwoStage(Aggregator):
     rounds, and the k workers with the highest totals are selected. Used are those that were selected and passed.
 
     A missing upload is out of its round: the top k, by score and by total, are among the workers whose uploads arrived.
-    Its sender is credited with its own mean score over the rounds that it attended, but with no more than the mean that
-    the round's top k were credited with. So absence costs an honest worker little, and nobody gains by it. A malformed
-    or rejected upload scores zero, as printed.
+    Its sender is credited with its own mean score over the rounds that it attended, but with no more than the round
+    brought on average to the k workers with the highest totals before it. So absence costs an honest worker little, and
+    nobody gains by it. A worker that never sent anything has no mean, and gets nothing. A malformed or rejected upload
+    scores zero, as printed.
 
     stages: "both", or 1 or 2 alone.
     server_gradient: "plain" as printed; "normalized" averages the auxiliary examples' gradients after scaling each to
@@ -85,12 +86,9 @@ class TwoStage(Aggregator):
         best = below_missing(score.double(), view.missing).topk(top).values
         threshold = mean_of_best(best, view.missing)
         score.masked_fill_(score < threshold, 0.0)
-        learned = add_up(score, best.to(score.dtype), threshold, view.missing, state)
+        learned = add_up(score, view, state)
         total = learned["total"]
-        # Equal totals, as in the first rounds, are ranked by a random order and never by position.
-        standing = below_missing(total, view.missing)[view.ties]
-        ranking = view.ties[torch.argsort(standing, descending=True, stable=True)]
-        others = torch.ones_like(passed).index_fill_(0, ranking[:top], False)
+        others = torch.ones_like(passed).index_fill_(0, highest(total, view), False)
         return others, total, {**learned, "gradient": gradient}
 
     def _server_gradient(self, view: ServerView, state: State) -> Tensor:
@@ -114,16 +112,25 @@ def mean_of_best(best: Tensor, missing: Tensor | None) -> Tensor:
     return torch.where(arrived, best, 0.0).sum() / arrived.sum().clamp(min=1)
 
 
-def add_up(score: Tensor, best: Tensor, threshold: Tensor, missing: Tensor | None, state: State) -> dict[str, Tensor]:
+def highest(total: Tensor, view: ServerView) -> Tensor:
+    """(k,) the workers with the highest totals among those whose uploads arrived; missing ones behind them.
+
+    Equal totals, as in the first rounds, are ranked by a random order and never by position.
+    """
+    ranked = below_missing(total, view.missing)[view.ties]
+    return view.ties[torch.argsort(ranked, descending=True, stable=True)[: view.believed_honest]]
+
+
+def add_up(score: Tensor, view: ServerView, state: State) -> dict[str, Tensor]:
     """The state after a round: (n,) each worker's total, what it earned itself, and the rounds that it attended.
 
-    score: (n,) what is credited for this round's uploads; zero for those that are missing. best: (k,) the highest
-    scores, of which those below the threshold are credited with zero.
+    score: (n,) what this round's uploads are credited with; zero for those that are missing.
     """
     zeros = torch.zeros_like(score)
     total, earned, attended = (state.get(name, zeros) for name in ("total", "earned", "attended"))
-    if missing is None:
+    if view.missing is None:
         return {"total": total + score, "earned": earned + score, "attended": attended + 1}
-    usual = mean_of_best(torch.where((best < threshold) & (best > -torch.inf), 0.0, best), missing)
-    credit = torch.where(missing, torch.minimum(earned / attended.clamp(min=1), usual), score)
-    return {"total": total + credit, "earned": earned + score, "attended": attended + ~missing}
+    # By the totals before the round: those of the round's own best scores would gain more than anyone does over time.
+    usual = mean_of_best(below_missing(score, view.missing)[highest(total, view)], view.missing)
+    credit = torch.where(view.missing, torch.minimum(earned / attended.clamp(min=1), usual), score)
+    return {"total": total + credit, "earned": earned + score, "attended": attended + ~view.missing}
