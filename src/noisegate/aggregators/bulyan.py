@@ -15,7 +15,7 @@ from noisegate.vectors import counting
 from noisegate.views import ServerView, State, Verdict
 
 FARTHEST = 1e200
-"""Stands for an upload's distance to itself, which never counts: above any other, but not infinite."""
+"""The squared distance that an upload has to itself, so that it never counts: above any other, but not infinite."""
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,11 @@ LONGEST = 1e18
 """Lengths beyond this are taken for it, so that no square overflows. Between two such uploads only the angle counts."""
 
 AT_ONCE = 4096
-"""Coordinates that are multiplied in float32 before the sum goes on in float64: fits a cache, and rounds less."""
+"""How many coordinates are multiplied and added in float32 before the sum goes on in float64. They fit a cache, and the
+sum rounds less."""
 
 ROUNDING = 2e-6
-"""Squared distances below this share of the squared lengths are rounding, and taken for 0: equal uploads are equal."""
+"""Squared distances below this share of the squared lengths are taken for rounding, and so for 0."""
 
 
 def shortening(norms: Tensor) -> Tensor:

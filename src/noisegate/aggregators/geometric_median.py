@@ -14,10 +14,10 @@ from noisegate.roles import Number
 from noisegate.views import ServerView, State, Verdict
 
 SMALLEST = 1e-30
-"""The least smoothing: a pull of 1 / smoothing must be a number."""
+"""The least smoothing, a length: 1 / smoothing must be a finite number."""
 
 SHARE = 1e-3
-"""Of the noise's length, to which distances are smoothed: about what inner products in float32 can tell apart."""
+"""The default smoothing as a share of the noise's length: about what inner products in float32 can tell apart."""
 
 
 @dataclass(frozen=True)

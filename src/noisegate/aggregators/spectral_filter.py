@@ -15,14 +15,15 @@ from noisegate.roles import Number
 from noisegate.views import ServerView, State, Verdict
 
 SQUARINGS = 6
-"""Of the matrix whose largest eigenvalue is sought: 64 steps of the power method, which find 96 % of it or more."""
+"""How often the matrix is squared whose largest eigenvalue is sought. This makes 64 steps of the power method, which
+find 96 % of it or more."""
 
 SNAP = 1e-4
-"""A bucket left with a smaller share of its weight loses it all. Far enough away, even rounding would have a say."""
-
+"""A bucket that is left with a smaller share of its weight loses it all. Of one very far away, what is left would
+otherwise be rounding."""
 
 TINY = 1e-300
-"""What nothing is divided by instead of 0."""
+"""The least divisor, in place of 0."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 FEWEST = 6
-"""Questions that a search needs: the known scale, two ends of a grid, and some between."""
+"""The fewest questions of a search: the known scale, two ends of a grid, and some between."""
 
 
 def lowest_at(

@@ -26,7 +26,7 @@ class Turns(ABC):
 
     @abstractmethod
     def part(self, attacking: bool) -> Attack:
-        """Whom it plays: the attack, or somebody harmless."""
+        """What it plays: the attack, or a harmless part."""
 
     def check(self, honest: int, byzantine: int) -> None:
         """As both of its parts."""
@@ -34,7 +34,7 @@ class Turns(ABC):
             self.part(attacking).check(honest, byzantine)
 
     def phase(self, progress: float) -> Hashable:
-        """Which part it plays, and what that makes of the time."""
+        """Which part it plays, and the phase of that part."""
         attacking = self.attacks(progress)
         return attacking, self.part(attacking).phase(progress)
 
