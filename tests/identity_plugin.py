@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from noisegate.aggregators import Robust
-from noisegate.aggregators.robust import judged
+from noisegate.aggregators.robust import verdict_of
 from noisegate.attacks.honest import Forger, Honest
 from noisegate.views import AdversaryView, ServerView, State, Verdict
 
@@ -30,7 +30,7 @@ class Loud(Forger):
 
 @dataclass(frozen=True)
 class Aggregator(Robust):
-    """Reckons with liars."""
+    """Reckons with Byzantine workers."""
 
     needs = "n > 2 f"
 
@@ -38,4 +38,4 @@ class Aggregator(Robust):
         return (workers - 1) // 2
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
-        return judged(view, view.uploads.mean(0), view.present, view.norms)
+        return verdict_of(view, view.uploads.mean(0), view.present, view.norms)

@@ -100,7 +100,9 @@ def first_agg(g: np.ndarray, s: float) -> np.ndarray:
 class FilterGradient:
     """Algorithm 3 as printed, round after round, and what decisions 0004 and 0007 add where it is silent.
 
-    Selected uploads that were rejected in this round are not used; ties are ranked by a given order.
+    Selected uploads that were rejected in this round are not used; ties are ranked by a given order. A missing worker
+    is not ranked, and is credited with its mean over the rounds it attended, or, if that is less, with the mean that
+    those get who had the highest scores before the round.
     """
 
     s: float
@@ -111,9 +113,10 @@ class FilterGradient:
     divide_by_all: bool = False
     scores: dict[int, float] = field(default_factory=dict)  # the list S
     gradient: np.ndarray | None = None
+    attended: dict[int, list[float]] = field(default_factory=dict)  # what each worker scored, round after round
 
-    def round(self, uploads: np.ndarray, present: list[bool], auxiliary: np.ndarray, ties: list[int]):
-        """(update, kept, scores) of one round."""
+    def round(self, uploads: np.ndarray, present: list[bool], auxiliary: np.ndarray, ties: list[int], missing=()):
+        """(update, kept, scores) of one round. missing: whose uploads did not arrive."""
         n, d = uploads.shape
         g, passed = [], []
         for i in range(n):
@@ -133,12 +136,22 @@ class FilterGradient:
         self.gradient = g_s
 
         now = [float(g[i] @ g_s) for i in range(n)]
-        mu = sum(sorted(now, reverse=True)[: self.top]) / self.top
-        for i in range(n):
+        there = [i for i in range(n) if i not in missing]
+        best = sorted(there, key=lambda i: -now[i])[: self.top]
+        mu = sum(now[i] for i in best) / max(1, len(best))
+        for i in there:
             if now[i] < mu:
                 now[i] = 0.0
+        before = sorted(there, key=lambda i: (-self.scores.get(i, 0.0), ties.index(i)))[: self.top]
+        usual = sum(now[i] for i in before) / max(1, len(before))
+        for i in range(n):
+            own = self.attended.setdefault(i, [])
+            if i in missing:
+                now[i] = min(sum(own) / len(own) if own else 0.0, usual)
+            else:
+                own.append(now[i])
             self.scores[i] = self.scores.get(i, 0.0) + now[i]
-        ranked = sorted(range(n), key=lambda i: (-self.scores[i], ties.index(i)))
+        ranked = sorted(there, key=lambda i: (-self.scores[i], ties.index(i)))
         kept = [passed[i] and i in ranked[: self.top] for i in range(n)]
         return self._update(g, kept), kept, [self.scores[i] for i in range(n)]
 

@@ -22,12 +22,12 @@ def unasked(forged: torch.Tensor) -> Verdict:
     raise AssertionError("none of these attacks asks the aggregator")
 
 
-def view_of(honest: int, liars: int, phase: Hashable = None, seed: int = 0) -> AdversaryView:
+def view_of(honest: int, byzantine: int, phase: Hashable = None, seed: int = 0) -> AdversaryView:
     rng = stream(seed, "uploads")
-    uploads = 0.05 + S * torch.randn(honest + liars, D, generator=rng)
-    rows = torch.randperm(honest + liars, generator=rng)
+    uploads = 0.05 + S * torch.randn(honest + byzantine, D, generator=rng)
+    rows = torch.randperm(honest + byzantine, generator=rng)
     return AdversaryView(
-        workers=liars,
+        workers=byzantine,
         see_honest=lambda: uploads[rows[:honest]],
         see_own=lambda: uploads[rows[honest:]],
         params=torch.zeros(D),
@@ -76,14 +76,14 @@ def test_label_flip_sends_what_the_protocol_computes():
 
 
 def test_local_poisoning_is_the_scaled_negative_sum():
-    honest, liars = 16, 24
-    view = view_of(honest, liars)
+    honest, byzantine = 16, 24
+    view = view_of(honest, byzantine)
     forged = LocalPoisoning().forge(view)
     expected = -view.honest.double().sum(0) / math.sqrt(honest)
-    torch.testing.assert_close(forged.double(), expected.expand(liars, D), atol=10 * ROUNDING, rtol=ROUNDING)
+    torch.testing.assert_close(forged.double(), expected.expand(byzantine, D), atol=10 * ROUNDING, rtol=ROUNDING)
     # The sum over everyone is -lambda times the honest sum, lambda = M / sqrt(B) - 1.
     everyone = view.honest.double().sum(0) + forged.double().sum(0)
-    share = liars / math.sqrt(honest) - 1
+    share = byzantine / math.sqrt(honest) - 1
     torch.testing.assert_close(everyone, -share * view.honest.double().sum(0), atol=1e-4, rtol=1e-5)
     assert float(everyone @ view.honest.double().sum(0)) < 0, "the mean is turned around"
 
@@ -95,20 +95,20 @@ def test_local_poisoning_looks_like_one_honest_upload():
     assert float(noise.std()) == pytest.approx(S, rel=0.05)  # 4,000 draws: 1.1 %, four times that
 
 
-@pytest.mark.parametrize(("honest", "liars"), [(16, 4), (10, 1), (20, 4), (1, 1)])
-def test_local_poisoning_is_refused_where_it_cannot_turn_the_sum(honest, liars):
+@pytest.mark.parametrize(("honest", "byzantine"), [(16, 4), (10, 1), (20, 4), (1, 1)])
+def test_local_poisoning_is_refused_where_it_cannot_turn_the_sum(honest, byzantine):
     for attack in (LocalPoisoning(), Dormant(LocalPoisoning(), 0.5)):
         with pytest.raises(SpecError) as caught:
-            attack.check(honest, liars)
+            attack.check(honest, byzantine)
         message = str(caught.value)
-        assert f"got {liars} against {honest}" in message
+        assert f"got {byzantine} against {honest}" in message
         assert "local-poisoning" in message
         assert "raise byzantine" in message
 
 
-@pytest.mark.parametrize(("honest", "liars"), [(16, 5), (10, 4), (20, 5), (4, 0)])
-def test_local_poisoning_is_allowed_elsewhere(honest, liars):
-    LocalPoisoning().check(honest, liars)
+@pytest.mark.parametrize(("honest", "byzantine"), [(16, 5), (10, 4), (20, 5), (4, 0)])
+def test_local_poisoning_is_allowed_elsewhere(honest, byzantine):
+    LocalPoisoning().check(honest, byzantine)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_mean_near_the_median(case) -> None:
 def test_krum_counts_one_neighbor_more_than_the_paper(case, name, ours) -> None:
     """ByzFL counts an upload among its own n - f nearest, so n - f - 1 others; the paper and we count n - f - 2.
 
-    So theirs with f liars is ours with f - 1, but for how many Multi-Krum keeps: n - f here and there.
+    So theirs with f Byzantine workers is ours with f - 1, but for how many Multi-Krum keeps: n - f here and there.
     """
     keep = {"keep": len(case.vectors) - case.f} if ours is MultiKrum else {}
     case.agrees(ours(byzantine=case.f - 1, **keep)(case.view(), {}).update, name)
@@ -135,7 +135,7 @@ def test_buckets_in_the_order_that_they_drew(case) -> None:
 
 
 def forged(case: Case, attack) -> torch.Tensor:
-    """What one of two liars sends if the honest workers send the vectors; its own would be their mean."""
+    """What one of two Byzantine workers sends if the honest workers send the vectors; its own would be their mean."""
     honest = case.vectors
     own = honest.mean(0).expand(2, -1)
     view = AdversaryView(2, lambda: honest, lambda: own, honest[0], 1.0, None, torch.Generator, lambda sent: None)
@@ -153,7 +153,7 @@ def test_mimic(case) -> None:
 
 
 def test_sign_flip_turns_the_honest_mean_around(case) -> None:
-    """Theirs knows nothing but the honest vectors; ours turns around what a liar's own data give: here, their mean."""
+    """Theirs knows nothing but the honest vectors; ours turns around what its own data give: here, their mean."""
     case.agrees(forged(case, SignFlip()), "sign-flip")
 
 

@@ -25,7 +25,7 @@ from noisegate.streams import stream
 from noisegate.views import TESTS, AdversaryView, DataView
 from noisegate.workers.direct import per_example_gradients
 
-D, S, LIARS = 4000, 0.2, 6
+D, S, BYZANTINE = 4000, 0.2, 6
 CPU = Compute(device="cpu")
 FIVE = 5 / math.sqrt(D)
 """Five deviations of the cosine of two independent normal vectors."""
@@ -34,12 +34,12 @@ GRADIENT = torch.randn(D, generator=stream(0, "gradient")) / D
 PARAMS = torch.randn(D, generator=stream(0, "params"))
 
 
-def view_of(phase=None, liars: int = LIARS, seed: int = 0, **changes) -> AdversaryView:
+def view_of(phase=None, byzantine: int = BYZANTINE, seed: int = 0, **changes) -> AdversaryView:
     def unseen(*_):
         raise AssertionError("none of these attacks looks there")
 
     view = AdversaryView(
-        workers=liars,
+        workers=byzantine,
         see_honest=unseen,
         see_own=unseen,
         params=PARAMS.clone(),
@@ -177,17 +177,17 @@ def test_what_is_valid_passes_the_noise_tests():
 @pytest.mark.parametrize("form", ["ranked", "valid"])
 @pytest.mark.parametrize("kind", [RankMatched, Trojan])
 def test_any_shape_and_no_noise(kind, form):
-    for liars in (0, 1, 3):
+    for byzantine in (0, 1, 3):
         for d in (1, 2, 7):
             for noise_std in (0.0, S):
                 view = view_of(
-                    liars=liars,
+                    byzantine=byzantine,
                     params=torch.ones(d),
                     noise_std=noise_std,
                     see_gradient=lambda normalized, d=d: torch.zeros(d),
                 )
                 sent = kind(form=form).forge(view)
-                assert sent.shape == (liars, d)
+                assert sent.shape == (byzantine, d)
                 assert sent.dtype == torch.float32
                 assert bool(sent.isfinite().all())
     assert not bool(RankMatched().forge(view_of(noise_std=0.0)).any())
@@ -205,7 +205,7 @@ def test_rank_matched_points_along_its_target(target):
     weak = RankMatched(target, strength=0.4).forge(view_of())
     assert float((cosines(weak, TARGETS[target]) - 0.4).abs().max()) < FIVE
     signal = RankMatched(target, 0.5, "valid").forge(view_of(noise_std=0.0))
-    torch.testing.assert_close(signal, (0.5 * unit(TARGETS[target])).expand(LIARS, D), atol=1e-6, rtol=0)
+    torch.testing.assert_close(signal, (0.5 * unit(TARGETS[target])).expand(BYZANTINE, D), atol=1e-6, rtol=0)
 
 
 def test_a_random_target_is_fixed_by_its_seed():
@@ -277,7 +277,7 @@ def test_banking_is_disguised_as_it_is_told():
     attack = ScoreBanking(strength=0.5, form="valid")
     assert attack.attack == RankMatched(form="valid")
     sent = attack.forge(view_of(attack.phase(0.0), noise_std=0.0))
-    torch.testing.assert_close(sent, (0.5 * unit(GRADIENT)).expand(LIARS, D), atol=1e-6, rtol=0)
+    torch.testing.assert_close(sent, (0.5 * unit(GRADIENT)).expand(BYZANTINE, D), atol=1e-6, rtol=0)
     assert ScoreBanking(Trojan(), form="valid").attack == Trojan()
 
 
@@ -316,7 +316,7 @@ def test_data_are_poisoned_by_the_clock_of_the_innermost():
 
 
 @pytest.mark.parametrize("wrap", [ScoreBanking, OnOff, Dormant])
-def test_what_they_hide_keeps_its_ways(wrap):
+def test_what_they_hide_behaves_as_it_does_alone(wrap):
     """Its data, its ascent and its conditions."""
     ascent, flip = wrap(GradientAscent()), wrap(LabelFlip())
     for progress, hostile in [(0.0, False), (0.95, True)]:
@@ -398,14 +398,14 @@ def rows_of(x: torch.Tensor) -> set[tuple[float, ...]]:
 
 def test_the_known_examples_are_its_own_and_none_of_the_servers(quick):
     federation = prepare(quick(), CPU).federation
-    lying = zip(federation.holdings[federation.byzantine], federation.sizes[federation.byzantine], strict=True)
-    own = torch.cat([held[:size] for held, size in lying]).unique()
+    held_by = zip(federation.holdings[federation.byzantine], federation.sizes[federation.byzantine], strict=True)
+    own = torch.cat([held[:size] for held, size in held_by]).unique()
     assert len(federation.known_x) == len(federation.known_y) == min(MOST_KNOWN, len(own))
     assert rows_of(federation.known_x) <= rows_of(federation.x[own])
     assert not rows_of(federation.known_x) & rows_of(federation.aux_x)
 
 
-def test_nobody_knows_anything_if_nobody_lies(quick):
+def test_nothing_is_known_without_byzantine_workers(quick):
     federation = prepare(quick(byzantine=0.0), CPU).federation
     assert len(federation.known_x) == len(federation.known_y) == len(federation.surrogate_x) == 0
 
@@ -422,7 +422,7 @@ def test_the_servers_examples_do_not_matter_to_them(name, quick):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_round_that_may_not_look_is_the_same(name, quick):
+def test_a_round_of_fixed_capacity_is_the_same(name, quick):
     federation = prepare(quick(attack=name), CPU).federation
     for t in range(3):
         capacity = federation.active(federation.phase(t)).capacity()
@@ -441,7 +441,7 @@ ROUNDS, TURN = 60, 0.5
 
 @lru_cache
 def outcome(name: str, **settings):
-    """(result, reasons, scores, who lies)."""
+    """(result, reasons, scores, who is Byzantine)."""
     attack = {"name": name, **settings}
     with tempfile.TemporaryDirectory() as folder:
         noise = {"batch": 16, "rate": 0.2, "sigma": 2.5, "sigma_base": 2.5, "accountant": "rdp"}
@@ -462,33 +462,33 @@ def outcome(name: str, **settings):
     ],
 )
 def test_they_pass_the_first_stage_like_honest_workers(name, settings):
-    _, reasons, _, lying = outcome(name, **settings)
+    _, reasons, _, byzantine = outcome(name, **settings)
     refused = np.isin(reasons, TESTS)
-    # 900 uploads of liars and 600 of honest workers, each refused with a probability near 0.053: four deviations.
+    # 900 Byzantine and 600 honest uploads, each refused with a probability near 0.053: four deviations.
     spread = math.sqrt(0.053 * 0.947 * (1 / 900 + 1 / 600))
-    assert refused[:, lying].size == 900
-    assert abs(refused[:, lying].mean() - refused[:, ~lying].mean()) < 4 * spread
+    assert refused[:, byzantine].size == 900
+    assert abs(refused[:, byzantine].mean() - refused[:, ~byzantine].mean()) < 4 * spread
 
 
 def test_ranked_banking_wins_the_scores():
-    result, reasons, scores, lying = outcome("score-banking")
+    result, reasons, scores, byzantine = outcome("score-banking")
     turn = int(TURN * ROUNDS)
-    assert scores[turn - 1, lying].min() > 10 * scores[turn - 1, ~lying].max()
+    assert scores[turn - 1, byzantine].min() > 10 * scores[turn - 1, ~byzantine].max()
     kept = reasons == 0
-    assert kept[turn - 1, lying].sum() > 5 * kept[turn - 1, ~lying].sum()
+    assert kept[turn - 1, byzantine].sum() > 5 * kept[turn - 1, ~byzantine].sum()
     assert result.accuracy < 0.2, "guessing reaches 0.1"
 
 
 def test_valid_banking_earns_more_than_honest_work():
-    _, _, scores, lying = outcome("score-banking", form="valid")
+    _, _, scores, byzantine = outcome("score-banking", form="valid")
     before = scores[int(TURN * ROUNDS) - 1]
-    assert before[lying].mean() > before[~lying].mean()
+    assert before[byzantine].mean() > before[~byzantine].mean()
 
 
 def test_what_comes_and_goes_loses_no_score():
-    _, reasons, scores, lying = outcome("on-off")
+    _, reasons, scores, byzantine = outcome("on-off")
     hostile = [t for t in range(1, ROUNDS) if OnOff().attacks(t / ROUNDS)]
-    taken = scores[[t - 1 for t in hostile]][:, lying] - scores[hostile][:, lying]
+    taken = scores[[t - 1 for t in hostile]][:, byzantine] - scores[hostile][:, byzantine]
     assert taken.max() <= 0
-    assert scores[-1, lying].max() > 0
-    assert (reasons[hostile][:, lying] == 0).any(), "some are selected while they attack"
+    assert scores[-1, byzantine].max() > 0
+    assert (reasons[hostile][:, byzantine] == 0).any(), "some are selected while they attack"

@@ -258,7 +258,7 @@ def test_no_number_is_stated_that_does_not_hold(worker, sampling, given):
 
 
 class Laplace(Normalized):
-    """A mechanism that nobody here can price."""
+    """A mechanism without a known price."""
 
     mechanism = "laplace"
 
@@ -301,15 +301,15 @@ def test_the_sum_of_signs_counts_heads():
     again = SignSum(length=6.0)(view_of(malformed, 2), {})
     assert torch.equal(again.update, verdict.update)
     assert again.kept.tolist() == [True, True, True, False]
-    nobody = SignSum()(view_of(torch.full((2, 4), torch.nan), 1), {})
-    assert nobody.update.tolist() == [0, 0, 0, 0]
+    no_upload = SignSum()(view_of(torch.full((2, 4), torch.nan), 1), {})
+    assert no_upload.update.tolist() == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("state", [1, 100, 2**28])
-def test_the_sum_of_signs_is_the_mean_of_uploads_that_are_signs(state):
+@pytest.mark.parametrize("scratch", [1, 100, 2**28])
+def test_the_sum_of_signs_is_the_mean_of_uploads_that_are_signs(scratch):
     uploads = torch.randn(7, 33, generator=stream(1, "uploads"))
     SignGaussian().publish(uploads, uploads, 1.0, nothing_to_draw)
-    view = replace(view_of(uploads, 5), state=state)
+    view = replace(view_of(uploads, 5), scratch=scratch)
     assert torch.allclose(SignSum()(view, {}).update, uploads.mean(0), atol=1e-6)
 
 
@@ -345,12 +345,12 @@ def test_guerraoui_reckons_as_its_aggregator_does():
 
 
 def test_privacy_prices_signs(cli):
-    asked = ["privacy", "--samples", 3000, "--batch", 16, "--rounds", 100, "--epsilon", 1, "--signs", 5000]
+    asked = ["privacy", "--samples", 3000, "--batch", 16, "--rounds", 10, "--epsilon", 1, "--signs", 500]
     found = cli(*asked, "--json").json
-    assert found["signs"] == 5000
+    assert found["signs"] == 500
     assert 0.99 <= found["epsilon"] <= 1
     people = cli(*asked).out
-    assert f"flipped with probability {flip_probability(found['sigma'], 5000):.4f}" in people
+    assert f"flipped with probability {flip_probability(found['sigma'], 500):.4f}" in people
     assert "an example can turn them all" in people
     assert "signs" not in cli(*asked[:-2]).out
 

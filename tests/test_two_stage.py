@@ -18,7 +18,11 @@ CLOSE = 1e-5
 """Relative error of float32 sums of a few hundred products against float64."""
 
 
-def view_of(uploads, auxiliary, top: int, ties=None, s: float = S) -> ServerView:
+def view_of(uploads, auxiliary, top: int, ties=None, s: float = S, missing=None) -> ServerView:
+    """missing: who did not send what `uploads` has for it."""
+    if missing is not None:
+        missing = torch.tensor([i in missing for i in range(len(uploads))])
+        uploads = torch.where(missing[:, None], torch.nan, uploads)
     received, norms, present = receive(uploads, len(uploads), uploads.shape[1], like=auxiliary)
     return ServerView(
         uploads=received,
@@ -28,6 +32,7 @@ def view_of(uploads, auxiliary, top: int, ties=None, s: float = S) -> ServerView
         believed_honest=top,
         auxiliary=lambda normalized: (normalize(auxiliary, dim=1) if normalized else auxiliary).mean(0),
         ties=torch.arange(len(uploads)) if ties is None else ties,
+        missing=missing,
     )
 
 
@@ -61,7 +66,9 @@ SETTINGS = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 @pytest.mark.parametrize("top", [1, 4, 12])
-def test_two_stage_is_the_loop_over_the_printed_algorithms(settings, top):
+@pytest.mark.parametrize("absences", [False, True])
+def test_two_stage_is_the_loop_over_the_printed_algorithms(settings, top, absences):
+    """absences: in some rounds some uploads are missing, in one nobody's and in one everybody's."""
     aggregator, state = TwoStage(**settings), {}
     oracle = FilterGradient(
         S,
@@ -72,14 +79,20 @@ def test_two_stage_is_the_loop_over_the_printed_algorithms(settings, top):
         divide_by_all=aggregator.divisor == "workers",
     )
     seen = set()
-    for t in range(6):
+    missing_in = [[2], [0, 5, 7], [], None, [5, 7], list(range(12)), [11, 2, 3, 4], [1]]
+    for t in range(8):
         uploads, auxiliary = round_of_uploads(t)
         ties = torch.randperm(len(uploads), generator=stream(t, "ties"))
-        view = view_of(uploads, auxiliary, top, ties)
+        missing = missing_in[t] if absences else None
+        view = view_of(uploads, auxiliary, top, ties, missing=missing)
         verdict = aggregator(view, state)
         state = verdict.state
         update, kept, scores = oracle.round(
-            view.uploads.double().numpy(), view.present.tolist(), auxiliary.double().numpy(), ties.tolist()
+            view.uploads.double().numpy(),
+            view.present.tolist(),
+            auxiliary.double().numpy(),
+            ties.tolist(),
+            missing or (),
         )
         assert verdict.kept.tolist() == kept
         np.testing.assert_allclose(verdict.update, update, rtol=0, atol=CLOSE)
@@ -87,7 +100,7 @@ def test_two_stage_is_the_loop_over_the_printed_algorithms(settings, top):
         seen |= {Reason(code) for code in verdict.reason.tolist()}
     first = set() if aggregator.stages == 2 else {Reason.NORM, Reason.DISTRIBUTION}
     second = set() if aggregator.stages == 1 or top == 12 else {Reason.SCORE}
-    assert seen == {Reason.KEPT, Reason.MALFORMED} | first | second
+    assert seen == {Reason.KEPT, Reason.MALFORMED} | first | second | ({Reason.MISSING} if absences else set())
 
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
@@ -157,6 +170,66 @@ def test_a_selected_worker_whose_upload_fails_stage_one_today_is_not_used():
     assert second.reason.tolist() == [Reason.NORM, Reason.SCORE, Reason.SCORE, Reason.SCORE]
     assert torch.equal(second.update, torch.zeros(D))
     assert second.score[0] == first.score[0] > 0  # it scored zero today, and keeps what it had
+
+
+def totals(misses=lambda t, i: False, first: float | None = None, rounds: int = 60, n: int = 20) -> torch.Tensor:
+    """(n,) after so many rounds in which scores are 1 with a deviation of 0.5, and the top 15 are selected.
+
+    misses(t, i): whether worker i stays away. first: what the last worker scores in the first round.
+    """
+    aggregator, state = TwoStage(stages=2), {}
+    for t in range(rounds):
+        scores = 1 + 0.5 * torch.randn(n, generator=stream(t, "scores"))
+        scores[-1] = first if first is not None and t == 0 else scores[-1]
+        missing = [i for i in range(n) if misses(t, i)]
+        ties = torch.randperm(n, generator=stream(t, "ties"))
+        verdict = aggregator(view_of(scored(*scores.tolist()), AXIS, 15, ties, missing=missing), state)
+        state = verdict.state
+    return verdict.score
+
+
+def test_absence_costs_an_honest_worker_little():
+    """Whoever misses 20 of 60 rounds has within 10 % of the total that it would have had, on average over workers.
+
+    What one worker would have scored in 20 rounds is a lottery: a score below the mean of the top counts for nothing.
+    """
+    always = totals()
+    for misses in (lambda t, i: t % 3 == 2, lambda t, i: 20 <= t < 40, lambda t, i: t >= 40):
+        found = [float(totals(lambda t, i, j=j, misses=misses: i == j and misses(t, i))[j]) for j in range(20)]
+        assert sum(found) == pytest.approx(float(always.sum()), rel=0.1)
+
+
+def test_nobody_gains_by_staying_away_after_a_lucky_round():
+    """A high score counts once. For every round that its worker misses, it gets no more than selected ones do."""
+    for luck in (3.0, 50.0):
+        stays_away = totals(lambda t, i: i == 19 and t > 0, luck)
+        assert float(stays_away[19]) - luck <= float(stays_away[:19].topk(15).values.mean())
+    assert float(totals(lambda t, i: i == 19)[19]) == 0, "who never sent anything has no mean"
+
+
+def test_what_is_credited_is_the_own_mean_but_no_more_than_those_with_the_highest_totals_get():
+    aggregator = TwoStage(stages=2)
+    first = aggregator(view_of(scored(6, 6, 2, 1), AXIS, 2, missing=[]), {})
+    assert first.score.tolist() == [6, 6, 0, 0]
+    second = aggregator(view_of(scored(9, 8, 4, 2), AXIS, 2, missing=[0]), first.state)
+    # Of those that are there, workers 1 and 2 have the highest totals, by ties. They get 8, and 0 for what is below 6.
+    assert second.score.tolist() == [10, 14, 0, 0]
+    assert second.reason.tolist() == [Reason.MISSING, Reason.KEPT, Reason.KEPT, Reason.SCORE]
+    third = aggregator(view_of(scored(9, 8, 40, 40), AXIS, 2, missing=[0, 1]), second.state)
+    assert third.score.tolist() == [16, 21, 40, 40]  # 6 and 14 / 2, not 10 / 2: what was credited was not earned
+    assert third.kept.tolist() == [False, False, True, True]
+
+
+def test_a_missing_worker_takes_no_place_among_the_best():
+    """Its total is the highest, and of those that are there as many are selected as always."""
+    aggregator = TwoStage(stages=2)
+    first = aggregator(view_of(scored(9, 9, 9, 1), AXIS, 3), {})
+    assert first.score.tolist() == [9, 9, 9, 0]
+    for missing, kept in (([0], [1, 2]), ([0, 1], [2, 3]), ([0, 1, 2], [3]), ([0, 1, 2, 3], [])):
+        verdict = aggregator(view_of(scored(0, 0, 0, 1), AXIS, 2, missing=missing), first.state)
+        assert verdict.kept.nonzero().flatten().tolist() == kept
+    malformed = aggregator(view_of(torch.cat([scored(0) * torch.nan, scored(0, 0, 1)]), AXIS, 2), first.state)
+    assert int(malformed.kept.sum()) == 1, "a malformed upload keeps the place of its sender, as printed"
 
 
 def test_ties_go_by_the_given_order_and_not_by_position():

@@ -19,8 +19,8 @@ from noisegate.views import ServerView, Verdict
 from test_conformance import (
     BELIEVED,
     BUILDERS,
+    BYZANTINE,
     HONEST,
-    LIARS,
     NOISE_STD,
     TENSORS,
     adversary_view,
@@ -29,8 +29,8 @@ from test_conformance import (
     server_view,
 )
 
-# Aggregators that say in their docstring that they look.
-LOOKS = {"mda", "guerraoui"}
+# Aggregators whose docstring says that they ask: MDA, also inside of another.
+ASKS = {"mda", "guerraoui"}
 
 
 @pytest.fixture(autouse=True)
@@ -56,36 +56,38 @@ def test_the_trap_snaps():
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-@pytest.mark.parametrize("malformed", [False, True])
-def test_an_aggregator_does_not_ask_and_decides_the_same(name, malformed):
-    aggregator, scratch, told = BUILDERS[name](), {}, {}
-    for seed in range(2):
+@pytest.mark.parametrize("absent", [False, True])
+def test_an_aggregator_does_not_ask_and_decides_the_same(name, absent):
+    """absent: with malformed and missing uploads."""
+    aggregator, state, state_there = BUILDERS[name](), {}, {}
+    for seed in range(3):
         uploads = honest_uploads(seed)
         uploads[3] = 40.0
-        if malformed:
-            uploads[1], uploads[6] = torch.nan, torch.inf
-        view = server_view(uploads, seed)
+        if absent:
+            uploads[1] = torch.inf
+        view = server_view(uploads, seed, missing=[5 + seed] if absent else None)
         there = {each: on_device(getattr(view, each)) for each in TENSORS}
+        there["missing"] = on_device(view.missing) if absent else None
         there["auxiliary"] = lambda normalized, view=view: on_device(view.auxiliary(normalized))
         there["contributions"] = lambda view=view: on_device(view.contributions())
-        plain = aggregator(view, scratch)
-        if name in LOOKS:
-            verdict = aggregator(replace(view, **there), told)
+        plain = aggregator(view, state)
+        if name in ASKS:
+            verdict = aggregator(replace(view, **there), state_there)
         else:
             with Unasked():
-                verdict = aggregator(replace(view, **there), told)
+                verdict = aggregator(replace(view, **there), state_there)
         assert torch.equal(plain.kept, verdict.kept)
         assert torch.equal(plain.reason, verdict.reason)
-        torch.testing.assert_close(plain.update, torch.Tensor(verdict.update), atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(plain.score, torch.Tensor(verdict.score), atol=1e-5, rtol=1e-4)
-        scratch, told = dict(plain.memory), dict(verdict.memory)
+        for part in ("update", "score", "weights"):
+            found = torch.Tensor(getattr(verdict, part))
+            torch.testing.assert_close(getattr(plain, part), found, atol=1e-5, rtol=1e-4)
+        state, state_there = dict(plain.state), dict(verdict.state)
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.parametrize(("honest", "liars"), [(HONEST, LIARS), (4, 9)])
-def test_an_attack_does_not_ask_and_sends_the_same(name, honest, liars):
+@pytest.mark.parametrize(("honest", "byzantine"), [(HONEST, BYZANTINE), (4, 9)])
+def test_an_attack_does_not_ask_and_sends_the_same(name, honest, byzantine):
     attack = build("attack", name, ATTACKS)
-    phase = attack.phase(0.9)
 
     def judge(forged: torch.Tensor) -> Verdict:
         sent = torch.cat([view.see_honest(), torch.Tensor(forged)])
@@ -93,7 +95,7 @@ def test_an_attack_does_not_ask_and_sends_the_same(name, honest, liars):
         known = NOISE_STD, BELIEVED, mean_of(sent), torch.arange(len(sent))
         return Mean()(ServerView(sent, sent.norm(dim=1), present, *known), {})
 
-    view = adversary_view(phase, honest, liars)
+    view = adversary_view(attack, 0.9, honest, byzantine)
     plain = replace(view, judge=judge)
     there = replace(
         view,

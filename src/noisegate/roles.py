@@ -2,27 +2,30 @@
 
 import typing
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
 from noisegate.entropy import Randomness
 from noisegate.views import AdversaryView, DataView, ServerView, State, Verdict
+from noisegate.views import Knowledge as Knowledge
 
-Knowledge = Literal["omniscient", "data-only", "blind"]
-"""What an attack uses of what it may know: everything but the server's auxiliary data; its own workers' data and
-uploads; nothing but the shape and the noise of an upload."""
+Number = typing.TypeVar("Number", int, Tensor)
+"""A count on the host, or a () tensor with a count on a device."""
 
 
 @typing.runtime_checkable
 class Aggregator(Protocol):
-    """Judges one round's uploads. Extend it, and declare below what is not so by default.
+    """Judges one round's uploads. An aggregator extends it, and declares what differs from the defaults below.
 
-    A missing upload accuses nobody: what an aggregator holds against a worker, and for it, stays as it was.
+    A missing upload accuses nobody: it is never a reason against its sender, in this round or in a later one.
     """
 
     goes_with: ClassVar[Mapping[str, Any]] = {}
     """Settings of a run (worker, batch, rate) that it goes with, where the user gives none."""
+
+    needs: ClassVar[str] = ""
+    """The condition on the number n of workers and the number f of Byzantine ones, in words; empty if there is none."""
 
     @property
     def tests_noise(self) -> bool:
@@ -34,12 +37,27 @@ class Aggregator(Protocol):
         """Whether it must know a worker again in the next round."""
         return False
 
-    def check(self, workers: int) -> None:
-        """Raise SpecError if it does not exist for so many workers."""
+    def chosen(self) -> int | None:
+        """The number f of Byzantine workers that it was set to reckon with, if it was."""
+        return None
+
+    def most(self, workers: Number) -> Number | None:
+        """The largest f that it admits among so many workers, below 0 if they are too few for any; None for no limit.
+
+        By arithmetic alone: on a device the number of workers is a tensor.
+        """
+        return None
+
+    def condition(self) -> str:
+        """What it needs, in full: with what the aggregators inside it need."""
+        return self.needs
+
+    def check(self, workers: int, f: int | None = None) -> None:
+        """Raise SpecError if it does not exist for so many workers, or not with this f. f: the chosen one, if None."""
         return
 
     def reckoned(self, workers: int, honest: int) -> int | None:
-        """How many Byzantine workers it reckons with if the server believes so many honest; None if it never asks."""
+        """The f of a round in which the server believes so many workers honest; None if the aggregator has no f."""
         return None
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
@@ -51,7 +69,10 @@ class Aggregator(Protocol):
 class Attack(Protocol):
     """An adversary that controls M workers. Both hooks are called every round; one of them is often the identity."""
 
-    knows: ClassVar[Knowledge]
+    @property
+    def knows(self) -> Knowledge:
+        """What it knows: its `AdversaryView` holds no more."""
+        ...
 
     def check(self, honest: int, byzantine: int) -> None:
         """Raise SpecError if the attack does not exist for these numbers."""

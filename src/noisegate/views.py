@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,26 @@ from noisegate.capacity import Capacity
 from noisegate.errors import SpecError
 
 State = Mapping[str, Tensor]
+
+Knowledge = Literal["blind", "data-only", "omniscient"]
+"""What an attack knows, beside the model that the server sends to everyone and the noise of an upload. "blind": nothing
+more. "data-only": its own workers' examples, and what they would send. "omniscient": also the honest workers' uploads
+and the server's aggregator; everything but the server's auxiliary data."""
+
+KNOWS: dict[Knowledge, tuple[str, ...]] = {
+    "blind": (),
+    "data-only": ("see_own", "see_gradient"),
+    "omniscient": ("see_own", "see_gradient", "see_honest", "judge"),
+}
+"""The functions of an `AdversaryView` that each kind of attack may call."""
+
+ASKED = {
+    "see_own": "what its own workers would send",
+    "see_gradient": "the gradient of its own workers' examples",
+    "see_honest": "the honest workers' uploads",
+    "judge": "the server's verdict",
+}
+"""What each of these functions gives, in words."""
 
 
 class Reason(IntEnum):
@@ -155,6 +175,16 @@ def _hide(view: Any, *names: str) -> None:
             object.__setattr__(view, name, Shown(function))
 
 
+def _refusal(name: str, knows: Knowledge) -> Callable[..., Any]:
+    """The function of this name in the view of an attack that declares to know too little for it."""
+    needed = next(kind for kind, names in KNOWS.items() if name in names)
+
+    def refuse(*args: Any) -> Any:
+        raise SpecError(f'attack: its knows is "{knows}", but it asks for {ASKED[name]}; declare knows = "{needed}"')
+
+    return refuse
+
+
 @dataclass(frozen=True)
 class DataView:
     """What an adversary knows when it poisons its own examples: how many classes there are, its phase, and `rng`."""
@@ -174,20 +204,21 @@ class DataView:
 
 @dataclass(frozen=True)
 class AdversaryView:
-    """What an adversary knows when it forges its own uploads: everything but the server's auxiliary data.
+    """What an adversary knows when it forges its own uploads: at most everything but the server's auxiliary data.
 
     All of it is copies, made when asked for: nothing that an attack does to them reaches an honest worker or the
-    server. Its functions are `Shown`, so that no attribute of the view leads to what they copy.
+    server. Its functions are `Shown`, so that no attribute of the view leads to what they copy. A function that the
+    attack does not declare to need (`knows`) is not in its view: a call of it, or of what reads it, is a SpecError.
 
     workers: M, how many it controls. params: (d,) the model. noise_std: as the server knows it.
     see_honest, see_own: give the uploads of the honest workers and of its own; see `honest` and `own`.
     phase: what the attack made of the point that the run has reached.
     stream: gives the generator `rng`.
     judge: gives the verdict on this round if the adversary's workers sent (M, d) this. It is the server's own
-    aggregator, but
-        as in a first round, since an aggregator's state may tell of the auxiliary data, and with surrogate auxiliary
-        data: examples of the adversary's workers, as many as the server has.
+        aggregator, but as in a first round, since an aggregator's state may tell of the auxiliary data, and with
+        surrogate auxiliary data: examples of the adversary's workers, as many as the server has.
     see_gradient: gives the mean gradient of examples that its workers hold; None if they hold none. See `gradient`.
+    knows: what the attack declares to know. A view can be narrowed with `dataclasses.replace`, and never widened.
     """
 
     workers: int
@@ -199,8 +230,14 @@ class AdversaryView:
     stream: Callable[[], torch.Generator]
     judge: Callable[[Tensor], Verdict]
     see_gradient: Callable[[bool], Tensor] | None = None
+    knows: Knowledge = "omniscient"
 
     def __post_init__(self) -> None:
+        if self.knows not in KNOWS:
+            raise SpecError(f"attack: knows = {self.knows!r}; choose from {', '.join(map(repr, KNOWS))}")
+        for name in KNOWS["omniscient"]:
+            if name not in KNOWS[self.knows]:
+                object.__setattr__(self, name, _refusal(name, self.knows))
         _hide(self, "see_honest", "see_own", "stream", "judge", "see_gradient")
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The one way in which kept uploads become an update."""
+"""The mean of the kept uploads."""
 
 import torch
 from torch import Tensor

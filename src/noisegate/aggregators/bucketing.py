@@ -10,9 +10,9 @@ from torch.nn.functional import embedding_bag
 
 from noisegate import checks
 from noisegate.aggregators.geometric_median import GeometricMedian
-from noisegate.aggregators.robust import Number, judged
+from noisegate.aggregators.robust import verdict_of
 from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
-from noisegate.roles import Aggregator
+from noisegate.roles import Aggregator, Number
 from noisegate.vectors import counting, finite_rows
 from noisegate.views import ServerView, State, Verdict
 
@@ -21,11 +21,13 @@ from noisegate.views import ServerView, State, Verdict
 class Bucketing(Wrapper):
     """Average random buckets of uploads, then any aggregator on the averages.
 
-    The averages differ less than the uploads. f liars spoil at most f buckets, so it takes as many as the aggregator
-    admits of ceil(n / size) uploads; an aggregator that reckons with no liars admits any number. Where `size` does not
-    divide n, the last bucket is smaller.
+    The averages differ less than the uploads. f Byzantine workers spoil at most f buckets, so it admits as many as the
+    aggregator admits among ceil(n / size) uploads; an aggregator without a limit admits any number. Where `size` does
+    not divide n, the last bucket is smaller. Buckets are made of those uploads that arrived well-formed. An upload's
+    weight is its share of its bucket, times the weight that the aggregator gives to that bucket.
 
-    aggregator: what judges the averages. Their noise has standard deviation s / sqrt(size).
+    aggregator: what judges the averages. Their noise has standard deviation s / sqrt(size). Workers change their
+        buckets in every round, so a state of its own follows none of them.
     size: uploads in a bucket.
     score: what the aggregator gives to an upload's bucket.
     """
@@ -61,17 +63,18 @@ class Bucketing(Wrapper):
             noise_std=view.noise_std / math.sqrt(self.size),
             believed_honest=max(1, number - self.reckoned(len(view.present), view.believed_honest)),
             ties=counting(number, means.device),  # the buckets are in random order already
+            missing=None if view.missing is None else ~member.any(1),
         )
         verdict = self.aggregator(seen, state)
         kept = (member & verdict.kept[:, None]).any(0)
         score = torch.where(member, verdict.score[:, None], 0.0).sum(0)
-        return judged(view, verdict.update, kept, score, verdict.state)
+        return verdict_of(view, verdict.update, kept, score, verdict.state, verdict.weights.double() @ shares(member))
 
 
 def buckets(view: ServerView, size: int) -> Tensor:
     """(m, n) who is in which bucket: `size` well-formed uploads after another in the order of `ties`.
 
-    m is what the well-formed and the malformed together would fill, so that the last may be empty.
+    m is the number that all workers' uploads together would fill, so that the last ones may be empty.
     """
     n = len(view.ties)
     before = view.present[view.ties].cumsum(0) - 1

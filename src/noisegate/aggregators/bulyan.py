@@ -9,12 +9,13 @@ from torch import Tensor
 from noisegate.aggregators.distances import distances_of
 from noisegate.aggregators.krum import krum_scores
 from noisegate.aggregators.ranks import mean_near_median
-from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.robust import Robust, verdict_of
+from noisegate.roles import Number
 from noisegate.vectors import counting
 from noisegate.views import ServerView, State, Verdict
 
 FARTHEST = 1e200
-"""Stands for an upload's distance to itself, which never counts: above any other, but not infinite."""
+"""The squared distance that an upload has to itself, so that it never counts: above any other, but not infinite."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,9 @@ class Bulyan(Robust):
 
     Krum is asked n - 2f times for one of those not chosen yet, as in the paper: with r of them left it counts the
     r - f - 2 nearest others of each that are left too, and at least one, since the last choices leave fewer than Krum
-    needs. These may take a liar whom others stand by. Then, per coordinate, the n - 4f of the chosen values closest to
-    their median are averaged, which leaves no liar an effect beyond what honest ones sent.
+    needs. These last choices may take a Byzantine upload that others are close to. Then, per coordinate, the n - 4f of
+    the chosen values closest to their median are averaged, so that no Byzantine worker moves the update beyond what
+    honest ones sent. This is no weighted mean of uploads: the weights are equal shares of the chosen.
 
     score: Krum's before the first choice, the sum of the squared distances, which counts against an upload.
     """
@@ -40,7 +42,7 @@ class Bulyan(Robust):
         apart = distances_of(view)
         chosen = chosen_in_turn(apart, view, n, f)
         update = mean_near_median(view.uploads, chosen, n - 4 * f, view.scratch)
-        return judged(view, update, chosen, krum_scores(apart, n - f - 2))
+        return verdict_of(view, update, chosen, krum_scores(apart, n - f - 2))
 
 
 def chosen_in_turn(apart: Tensor, view: ServerView, n: int | Tensor, f: int | Tensor) -> Tensor:

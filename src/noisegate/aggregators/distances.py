@@ -10,10 +10,11 @@ LONGEST = 1e18
 """Lengths beyond this are taken for it, so that no square overflows. Between two such uploads only the angle counts."""
 
 AT_ONCE = 4096
-"""Coordinates that are multiplied in float32 before the sum goes on in float64: fits a cache, and rounds less."""
+"""How many coordinates are multiplied and added in float32 before the sum goes on in float64. They fit a cache, and the
+sum rounds less."""
 
 ROUNDING = 2e-6
-"""Squared distances below this share of the squared lengths are rounding, and taken for 0: equal uploads are equal."""
+"""Squared distances below this share of the squared lengths are taken for rounding, and so for 0."""
 
 
 def shortening(norms: Tensor) -> Tensor:
@@ -45,9 +46,10 @@ def squared_distances(products: Tensor) -> Tensor:
 
 
 def distances_of(view: ServerView) -> Tensor:
-    """(n, n) squared distances in float64; a malformed upload is infinitely far from everyone, itself included.
+    """(n, n) squared distances in float64; a malformed or missing upload is infinitely far from all, itself included.
 
-    Products are rounded differently in different places. So the first of equal uploads, by `ties`, speaks for all.
+    Products are rounded differently in different places. So equal uploads get the distances of the first of them, by
+    `ties`.
     """
     apart = squared_distances(inner_products(view.uploads, view.norms))
     n = len(apart)
@@ -58,7 +60,7 @@ def distances_of(view: ServerView) -> Tensor:
 
 
 def ranking(score: Tensor, view: ServerView) -> Tensor:
-    """(n,) the workers from the lowest score to the highest, malformed ones last; equal ones by `ties`."""
+    """(n,) the workers from the lowest score to the highest, malformed and missing ones last; equal ones by `ties`."""
     score = score.masked_fill(~view.present, torch.inf)
     return view.ties[torch.argsort(score[view.ties], stable=True)]
 

@@ -7,7 +7,7 @@ import torch
 
 from noisegate import checks
 from noisegate.aggregators.distances import LONGEST
-from noisegate.aggregators.robust import judged
+from noisegate.aggregators.robust import verdict_of
 from noisegate.roles import Aggregator
 from noisegate.views import ServerView, State, Verdict
 
@@ -17,10 +17,10 @@ SHORTEST = 1e-18
 
 @dataclass(frozen=True)
 class FLTrust(Aggregator):
-    """Trust uploads by their angle to the gradient of the server's own data, and scale them to its length.
+    """Weigh uploads by their angle to the gradient of the server's own examples, and scale them to its length.
 
-    The update is the mean weighted by trust, the cosine of the angle or 0 where that is negative. It admits any number
-    of liars.
+    The update is the mean of the scaled uploads, weighted by trust: the cosine of the angle, or 0 where that is
+    negative. Any number of workers may be Byzantine.
 
     server_gradient: "plain" averages the gradients of the server's examples; "normalized" scales each to unit length
         first, which is what workers send.
@@ -44,4 +44,4 @@ class FLTrust(Aggregator):
         trust = trust.to(view.norms.dtype)
         shares = trust / trust.sum().clamp(min=torch.finfo(trust.dtype).tiny)
         weights = (shares * length.clamp(max=LONGEST) / norms.clamp(min=SHORTEST)).to(view.uploads.dtype)
-        return judged(view, weights @ view.uploads, trust > 0, trust)
+        return verdict_of(view, weights @ view.uploads, trust > 0, trust, weights=trust)

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.aggregators.distances import LONGEST, inner_products, shortening
-from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.robust import Robust, verdict_of
+from noisegate.roles import Number
 from noisegate.views import ServerView, State, Verdict
 
 SMALLEST = 1e-30
-"""The least smoothing: a pull of 1 / smoothing must be a number."""
+"""The least smoothing, a length: 1 / smoothing must be a finite number."""
 
 SHARE = 1e-3
-"""Of the noise's length, to which distances are smoothed: about what inner products in float32 can tell apart."""
+"""The default smoothing as a share of the noise's length: about what inner products in float32 can tell apart."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ class GeometricMedian(Robust):
         checks.count(iterations=self.iterations)
 
     def most(self, workers: Number) -> Number:
-        """(n - 1) / 2: with half of the uploads the median can be put anywhere."""
+        """(n - 1) / 2: who has half of the uploads can put the median anywhere."""
         return (workers - 1) // 2
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
         products = inner_products(view.uploads, view.norms)
         weights = self._weights(products, view.present, self._smoothing(view))
         shares = (weights * shortening(view.norms)).to(view.uploads.dtype)
-        return judged(view, shares @ view.uploads, score=weights)
+        return verdict_of(view, shares @ view.uploads, score=weights, weights=weights)
 
     def _smoothing(self, view: ServerView) -> float:
         noise = view.noise_std * math.sqrt(view.uploads.shape[1])

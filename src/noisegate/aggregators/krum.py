@@ -9,7 +9,8 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.aggregators.average import average_of
 from noisegate.aggregators.distances import distances_of, lowest
-from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.robust import Robust, verdict_of
+from noisegate.roles import Number
 from noisegate.vectors import counting
 from noisegate.views import ServerView, State, Verdict
 
@@ -50,7 +51,7 @@ class MultiKrum(Robust):
         n, f = self.counts(view)
         score = krum_scores(distances_of(view), n - f - 2)
         kept = lowest(score, view, n - f if self.keep is None else self.keep)
-        return judged(view, average_of(view.uploads, kept), kept, score)
+        return verdict_of(view, average_of(view.uploads, kept), kept, score)
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from noisegate.aggregators.average import average_of
 from noisegate.aggregators.distances import distances_of, ranking
 from noisegate.aggregators.krum import krum_scores
-from noisegate.aggregators.robust import Number, Robust, judged, lower
+from noisegate.aggregators.robust import Robust, lower, verdict_of
+from noisegate.roles import Number
 from noisegate.views import ServerView, State, Verdict
 
 MOST = 24
-"""The largest f. With noise the search takes milliseconds, but liars may choose their distances to make it long: one of
-some 70 decisions took up to 25 ms for this f, and 280 ms for 40."""
+"""The largest f. With noise the search takes milliseconds, but Byzantine workers may choose their distances to make it
+long: one of some 70 decisions took up to 25 ms for this f, and 280 ms for 40."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class MDA(Robust):
         dropped = smallest_diameter(apart.cpu()[far_first][:, far_first].numpy(), f)
         kept = torch.zeros_like(view.present)
         kept[by_score.flip(0)] = ~torch.from_numpy(dropped).to(kept.device)
-        return judged(view, average_of(view.uploads, kept), kept, score)
+        return verdict_of(view, average_of(view.uploads, kept), kept, score)
 
 
 def smallest_diameter(apart: NDArray[np.float64], f: int) -> NDArray[np.bool_]:
@@ -65,7 +66,7 @@ def smallest_diameter(apart: NDArray[np.float64], f: int) -> NDArray[np.bool_]:
     far = _further(apart, diameters[low])
     left, spare = everyone, True
     for point, others in enumerate(far):
-        # Once somebody could not be spared, nobody can who is close to all.
+        # Once one point could not be dropped, no point can that is close to all others.
         if (spare or others & left) and f and coverable(far, left ^ 1 << point, f - 1):
             left, f = left ^ 1 << point, f - 1
         else:

@@ -11,9 +11,9 @@ from noisegate.views import Reason, ServerView, State, Verdict
 
 @dataclass(frozen=True)
 class Mean(Aggregator):
-    """The average of every well-formed upload received."""
+    """The average of every well-formed upload that arrived."""
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
-        reason = torch.where(view.present, Reason.KEPT.value, Reason.MALFORMED.value)
+        reason = view.mark_absent(torch.full_like(view.present, Reason.KEPT.value, dtype=torch.int64))
         score = torch.zeros_like(view.norms)
         return Verdict(average_of(view.uploads, view.present), view.present, reason, score, state)

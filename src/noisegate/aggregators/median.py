@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from noisegate.aggregators.ranks import mean_of_ranks
-from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.robust import Robust, verdict_of
+from noisegate.roles import Number
 from noisegate.views import ServerView, State, Verdict
 
 
@@ -12,7 +13,8 @@ from noisegate.views import ServerView, State, Verdict
 class Median(Robust):
     """The median of each coordinate; of an even number of uploads, the mean of the middle two.
 
-    It does not depend on f, which only says how many liars it is meant to outlive.
+    It does not depend on f, which only says how many Byzantine workers it must withstand. It is no weighted mean of
+    uploads: the weights are equal shares.
     """
 
     needs: ClassVar[str] = "n >= 2 f + 1"
@@ -23,4 +25,4 @@ class Median(Robust):
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
         n, _ = self.counts(view)
-        return judged(view, mean_of_ranks(view.uploads, view.present, (n - 1) // 2, n // 2 + 1, view.scratch))
+        return verdict_of(view, mean_of_ranks(view.uploads, view.present, (n - 1) // 2, n // 2 + 1, view.scratch))

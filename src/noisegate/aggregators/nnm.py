@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from noisegate.aggregators.distances import distances_of
-from noisegate.aggregators.robust import Number, judged
+from noisegate.aggregators.robust import verdict_of
 from noisegate.aggregators.trimmed_mean import TrimmedMean
 from noisegate.aggregators.wrapper import INNER_NEEDS, Wrapper
-from noisegate.roles import Aggregator
+from noisegate.roles import Aggregator, Number
 from noisegate.vectors import counting, finite_rows
 from noisegate.views import ServerView, State, Verdict
 
@@ -20,10 +20,13 @@ from noisegate.views import ServerView, State, Verdict
 class NearestNeighborMixing(Wrapper):
     """Replace each upload by the mean of the n - f nearest to it, then any aggregator on the means.
 
-    aggregator: what judges the means, with the same f. Their noise has standard deviation s / sqrt(n - f); on a CUDA
-    device,
-        where nobody looks how many are malformed, as if none were.
-    score: what the aggregator gives to the mean around an upload. Kept is whoever has a share in a mean that it keeps.
+    An upload is kept if it has a share in a mean that the aggregator keeps. Its weight is the sum of its shares in the
+    means, each times the weight that the aggregator gives to that mean. A missing upload has no share in any mean, and
+    the mean around it is missing too.
+
+    aggregator: what judges the means, with the same f. Their noise has standard deviation s / sqrt(n - f). A CUDA
+        device does not count how many uploads are malformed or missing for it, and takes the n of a round with none.
+    score: what the aggregator gives to the mean around an upload.
     """
 
     needs: ClassVar[str] = f"n > 2 f, and {INNER_NEEDS}"
@@ -52,11 +55,15 @@ class NearestNeighborMixing(Wrapper):
         )
         verdict = self.aggregator(seen, state)
         kept = (near & verdict.kept[:, None]).any(0)
-        return judged(view, verdict.update, kept, verdict.score, verdict.state)
+        composed = verdict.weights.double() @ weights.double()
+        return verdict_of(view, verdict.update, kept, verdict.score, verdict.state, composed)
 
 
 def nearest(view: ServerView, count: int | Tensor) -> Tensor:
-    """(n, n) for each upload the `count` nearest, itself included; equal ones by `ties`. Nobody for malformed ones."""
+    """(n, n) for each upload the `count` nearest, itself included; equal ones by `ties`.
+
+    A malformed or missing upload is near to none, and none to it.
+    """
     apart = distances_of(view)
     order = view.ties[torch.argsort(apart[:, view.ties], dim=1, stable=True)]
     place = torch.empty_like(order).scatter_(1, order, counting(len(order), order.device).expand_as(order))

@@ -82,7 +82,7 @@ def marked_ascending(uploads: Tensor, rows: Tensor, size: int) -> Iterator[Tenso
 
 
 def everyone_ascending(uploads: Tensor, rows: Tensor, size: int) -> Iterator[Tensor]:
-    """For a CUDA device, where nobody looks how many are marked: the others stand behind them, with the largest number.
+    """For a CUDA device, which is not asked how many are marked: the others come behind them, as the largest number.
 
     A marked row may hold that number too, but then it does not matter which of them stands first.
     """
@@ -107,7 +107,7 @@ def nearest_by_number(columns: Tensor, keep: int) -> Tensor:
 
 
 def nearest_by_mask(columns: Tensor, count: Tensor, keep: Tensor) -> Tensor:
-    """`nearest_by_number` of the first `count` places, where nobody looks at the numbers."""
+    """`nearest_by_number` of the first `count` places, for a device that is not asked for the two numbers."""
     rank = counting(columns.shape[1], columns.device)
     first, last = columns.double(), len(rank) - 1
     behind = first.index_select(1, (rank + keep).clamp(max=last))

@@ -1,6 +1,5 @@
-"""What all aggregators have in common that reckon with a number of liars."""
+"""The base of the aggregators that reckon with a number of Byzantine workers."""
 
-import typing
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,23 +8,19 @@ import torch
 from torch import Tensor
 
 from noisegate.errors import SpecError
-from noisegate.roles import Aggregator
+from noisegate.roles import Aggregator, Number
 from noisegate.views import Reason, ServerView, State, Verdict
-
-Number = typing.TypeVar("Number", int, Tensor)
 
 
 @dataclass(frozen=True)
 class Robust(Aggregator):
-    """An aggregator for n uploads of which f may be lies.
+    """An aggregator for the uploads of n workers of which f may be Byzantine.
 
-    byzantine: f. Without it, as many as the server believes, but no more than the aggregator admits: where most
-    workers lie,
-        these aggregators have no honest choice.
+    byzantine: f. Without it, as many as the server believes, but no more than the aggregator admits: where most workers
+        are Byzantine, these aggregators cannot tell which group is the honest one.
     """
 
-    needs: ClassVar[str] = "fewer liars"
-    """The condition on n and f, for people."""
+    needs: ClassVar[str] = "fewer Byzantine workers"
 
     byzantine: int | None = None
 
@@ -35,10 +30,7 @@ class Robust(Aggregator):
 
     @abstractmethod
     def most(self, workers: Number) -> Number:
-        """The largest f that the aggregator admits of so many workers, below 0 if they are too few for any.
-
-        By arithmetic alone: a device counts the workers with a tensor.
-        """
+        """The largest f that it admits among so many workers, below 0 if they are too few for any."""
 
     @abstractmethod
     def __call__(self, view: ServerView, state: State) -> Verdict: ...
@@ -53,13 +45,9 @@ class Robust(Aggregator):
         if most < 0 or (chosen is not None and chosen > most):
             asked = f"byzantine = {chosen}" if chosen is not None else f"{workers} workers"
             fewest = next((str(n) for n in range(workers, 100 * workers) if self.most(n) >= 0), "more")
-            room = f"at most {most} of {workers} workers; lower byzantine"
-            help = room if most >= 0 else f"at least {fewest}; raise workers"
+            at_most = f"at most {most} of {workers} workers; lower byzantine"
+            help = at_most if most >= 0 else f"at least {fewest}; raise workers"
             raise SpecError(f"{asked}: needs {self.condition()}, so {help}")
-
-    def condition(self) -> str:
-        """What it needs, in full."""
-        return self.needs
 
     def reckoned(self, workers: int, honest: int) -> int:
         """f for so many workers of which the server believes so many honest."""
@@ -68,10 +56,10 @@ class Robust(Aggregator):
         return max(0, min(wanted, self.most(workers)))
 
     def counts(self, view: ServerView) -> tuple[int, int] | tuple[Tensor, Tensor]:
-        """(n, f) of a round: of the well-formed uploads. () tensors on a CUDA device, where nobody looks.
+        """(n, f) of a round: n uploads are well-formed, f of them may be Byzantine. () tensors on a CUDA device.
 
-        A malformed upload is out, but does not prove that one liar fewer is left: f stays, if the aggregator still
-        admits it.
+        An upload that is malformed or missing is not among the n. This does not prove that one Byzantine worker fewer
+        is left: f stays, if the aggregator still admits it.
         """
         workers, honest = len(view.present), view.believed_honest
         f = self.reckoned(workers, honest)
@@ -82,25 +70,30 @@ class Robust(Aggregator):
         return number, self.most(number).clamp(0, f)
 
 
-def judged(
+def verdict_of(
     view: ServerView,
     update: Tensor,
     kept: Tensor | None = None,
     score: Tensor | None = None,
     state: State | None = None,
+    weights: Tensor | None = None,
 ) -> Verdict:
-    """The verdict of an aggregator that refuses nobody but prefers some. kept: (n,); everyone unless given.
+    """The verdict of an aggregator that accuses nobody but prefers some uploads to others.
 
-    Where nobody is kept the update must be zero, and it is: there was nothing to make it of.
+    kept: (n,) whose uploads are in the update; unless given, all that arrived well-formed. Where it is nobody, the
+        update must be zero.
+    weights: (n,) what each of these counted for, of any sum; unless given, they count alike. See `Verdict.weights`.
     """
     kept = view.present if kept is None else kept & view.present
-    reason = torch.where(kept, Reason.KEPT.value, Reason.SCORE.value)
-    reason = torch.where(view.present, reason, Reason.MALFORMED.value)
+    reason = view.mark_absent(torch.where(kept, Reason.KEPT.value, Reason.SCORE.value))
     score = torch.zeros_like(view.norms) if score is None else score.to(view.norms).masked_fill(~view.present, 0.0)
+    if weights is not None:
+        weights = torch.where(kept, weights.double(), 0.0)
+        weights = (weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).to(view.norms)
     # A score that overflowed is the largest there is.
-    return Verdict(update, kept, reason, score.nan_to_num(), state or {})
+    return Verdict(update, kept, reason, score.nan_to_num(), state or {}, weights=weights)  # type: ignore[arg-type]
 
 
 def lower(one: Number, other: Number) -> Number:
-    """The smaller of two numbers, which a device may hold: by arithmetic alone."""
+    """The smaller of two numbers, which may be on a device: by arithmetic alone."""
     return (one + other - abs(one - other)) // 2

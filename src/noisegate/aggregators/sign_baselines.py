@@ -2,7 +2,7 @@
 2022).
 
 Each brings its worker, and a batch and a rate: of those tried, the ones with which it learned best on digits at
-epsilon 2 without liars.
+epsilon 2 without Byzantine workers.
 """
 
 import math
@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 import torch
 
 from noisegate.aggregators.ranks import columns_at_once
-from noisegate.aggregators.robust import judged
+from noisegate.aggregators.robust import verdict_of
 from noisegate.aggregators.sign_vote import SignVote
 from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
 class SignSum(SignVote):
-    """The mean of the uploads' signs, in which no upload weighs more than another (after RSA: Li et al., 2019).
+    """The mean of the uploads' signs, in which all uploads have the same weight (after RSA: Li et al., 2019).
 
     RSA's server takes the sum of the signs that it receives, and not the sign of that sum: where the uploads disagree
     it moves less. It multiplies the sum by a penalty and a step, and adds the gradient of a regularizer of its own.
@@ -30,11 +30,11 @@ class SignSum(SignVote):
     """
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
-        # A malformed upload is a row of zeros, and so does not count.
+        # A malformed or missing upload is a row of zeros, and so does not count.
         blocks = view.uploads.split(columns_at_once(view.uploads, 1, view.scratch), dim=1)
         total = torch.cat([block.sign().sum(0) for block in blocks])
         number = view.present.sum().clamp(min=1)
-        return judged(view, total.div_(number).mul_(self.length / math.sqrt(len(total))))
+        return verdict_of(view, total.div_(number).mul_(self.length / math.sqrt(len(total))))
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,20 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.aggregators.bucketing import buckets, shares
 from noisegate.aggregators.distances import ROUNDING, inner_products, shortening
-from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.robust import Robust, verdict_of
+from noisegate.roles import Number
 from noisegate.views import ServerView, State, Verdict
 
 SQUARINGS = 6
-"""Of the matrix whose largest eigenvalue is sought: 64 steps of the power method, which find 96 % of it or more."""
+"""How often the matrix is squared whose largest eigenvalue is sought. This makes 64 steps of the power method, which
+find 96 % of it or more."""
 
 SNAP = 1e-4
-"""A bucket left with a smaller share of its weight loses it all. Far enough away, even rounding would have a say."""
-
+"""A bucket that is left with a smaller share of its weight loses it all. Of one very far away, what is left would
+otherwise be rounding."""
 
 TINY = 1e-300
-"""What nothing is divided by instead of 0."""
+"""The least divisor, in place of 0."""
 
 
 @dataclass(frozen=True)
@@ -31,15 +33,15 @@ class SpectralFilter(Robust):
     Random buckets are averaged; then, again and again, the direction is found in which the weighted averages vary most,
     and each loses the share of its weight that its squared deviation has of the largest one. It ends when that variance
     is no larger than `threshold` times what noise alone has, or after 2 f times: while the variance is too large,
-    liars lose more weight than honest workers if they spoil less than a third of the buckets.
+    Byzantine workers lose more weight than honest ones if they spoil less than a third of the buckets.
 
     The paper compares with a known bound on the variance, and cuts the coordinates into parts that are filtered on
     their own. Here the noise gives the bound, s^2 / bucket (sqrt(d) + sqrt(m))^2 over the total weight of m buckets
     (the Marchenko-Pastur edge), and all coordinates are one part.
 
     threshold: the multiple of that bound.
-    bucket: uploads in a bucket, 1 for none. Averages have lighter tails, which Gaussian noise does not need, and a liar
-        spoils the whole bucket.
+    bucket: uploads in a bucket, 1 for none. Averages have lighter tails, which Gaussian noise does not need, and a
+        Byzantine worker spoils the whole bucket.
     score: the weight that is left.
     """
 
@@ -67,7 +69,7 @@ class SpectralFilter(Robust):
         weights = self._filtered(products, weights.double(), self._bound(view, member), rounds, 2 * f)
         left = weights @ mixing
         share = left / left.sum().clamp(min=TINY) * shortening(view.norms)
-        return judged(view, share.to(view.uploads.dtype) @ view.uploads, left > 0, left * self.bucket)
+        return verdict_of(view, share.to(view.uploads.dtype) @ view.uploads, left > 0, left * self.bucket, weights=left)
 
     def _bound(self, view: ServerView, member: Tensor) -> Tensor:
         """() the largest variance that is put down to the noise, times the total weight."""

@@ -4,13 +4,17 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from noisegate.aggregators.ranks import mean_of_ranks
-from noisegate.aggregators.robust import Number, Robust, judged
+from noisegate.aggregators.robust import Robust, verdict_of
+from noisegate.roles import Number
 from noisegate.views import ServerView, State, Verdict
 
 
 @dataclass(frozen=True)
 class TrimmedMean(Robust):
-    """The mean of each coordinate without its f lowest and its f highest values."""
+    """The mean of each coordinate without its f lowest and its f highest values.
+
+    It is no weighted mean of uploads: the weights are equal shares.
+    """
 
     needs: ClassVar[str] = "n >= 2 f + 1"
 
@@ -20,4 +24,4 @@ class TrimmedMean(Robust):
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
         n, f = self.counts(view)
-        return judged(view, mean_of_ranks(view.uploads, view.present, f, n - f, view.scratch))
+        return verdict_of(view, mean_of_ranks(view.uploads, view.present, f, n - f, view.scratch))

@@ -16,12 +16,18 @@ from noisegate.views import Reason, ServerView, State, Verdict
 
 @dataclass(frozen=True)
 class TwoStage(Aggregator):
-    """Refuse what does not look like the privacy noise, then keep those who agree with the server's own data.
+    """Refuse uploads that do not look like the privacy noise, then keep those that agree with the server's own data.
 
     Stage one: an upload is rejected if its length is more than `width` standard deviations off what noise alone gives,
     or its KS test against the noise has a p-value below `significance`. Stage two: scores are inner products with the
     gradient of the auxiliary data; those below the mean of the top k are set to zero, the rest accumulates over the
     rounds, and the k workers with the highest totals are selected. Used are those that were selected and passed.
+
+    A missing upload is out of its round: the top k, by score and by total, are among the workers whose uploads arrived.
+    Its sender is credited with its own mean score over the rounds that it attended, but with no more than the round
+    brought on average to the k workers with the highest totals before it. So absence costs an honest worker little, and
+    nobody gains by it. A worker that never sent anything has no mean, and gets nothing. A malformed or rejected upload
+    scores zero, as printed.
 
     stages: "both", or 1 or 2 alone.
     server_gradient: "plain" as printed; "normalized" averages the auxiliary examples' gradients after scaling each to
@@ -69,7 +75,7 @@ class TwoStage(Aggregator):
             outside = (view.norms < low) | (view.norms > high)
             unlike = ks_rejects(view.uploads, view.noise_std, self.significance, view.scratch)
             reason.masked_fill_(unlike, Reason.DISTRIBUTION.value).masked_fill_(outside, Reason.NORM.value)
-        return reason.masked_fill_(~view.present, Reason.MALFORMED.value)
+        return view.mark_absent(reason)
 
     def _second_stage(self, view: ServerView, passed: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         """(n,) whom the accumulated scores leave out, (n,) those scores, and the new state."""
@@ -78,13 +84,13 @@ class TwoStage(Aggregator):
         # A product that overflows says nothing, and must not stay in the state.
         score = (view.uploads @ gradient).masked_fill_(~passed, 0.0).nan_to_num_(0.0, 0.0, 0.0)
         # In float64: in float32 the mean of equal scores can come out above them all.
-        threshold = score.double().topk(top).values.mean()
+        best = below_missing(score.double(), view.missing).topk(top).values
+        threshold = mean_of_best(best, view.missing)
         score.masked_fill_(score < threshold, 0.0)
-        total = score + state["total"] if "total" in state else score
-        # Equal totals, as in the first rounds, are ranked by a random order and never by position.
-        ranking = view.ties[torch.argsort(total[view.ties], descending=True, stable=True)]
-        others = torch.ones_like(passed).index_fill_(0, ranking[:top], False)
-        return others, total, {"total": total, "gradient": gradient}
+        learned = add_up(score, view, state)
+        total = learned["total"]
+        others = torch.ones_like(passed).index_fill_(0, highest(total, view), False)
+        return others, total, {**learned, "gradient": gradient}
 
     def _server_gradient(self, view: ServerView, state: State) -> Tensor:
         now = view.auxiliary(self.server_gradient == "normalized").nan_to_num(0.0, 0.0, 0.0)
@@ -92,3 +98,40 @@ class TwoStage(Aggregator):
             return now
         before = state.get("gradient", now)
         return self.server_momentum * before + (1 - self.server_momentum) * now
+
+
+def below_missing(values: Tensor, missing: Tensor | None) -> Tensor:
+    """(n,) these values, and -inf, which is below all of them, for the workers whose uploads are missing."""
+    return values if missing is None else values.masked_fill(missing, -torch.inf)
+
+
+def mean_of_best(best: Tensor, missing: Tensor | None) -> Tensor:
+    """() the mean of the k highest values. Where fewer than k uploads arrived, the others are -inf and do not count."""
+    if missing is None:
+        return best.mean()
+    arrived = best > -torch.inf
+    return torch.where(arrived, best, 0.0).sum() / arrived.sum().clamp(min=1)
+
+
+def highest(total: Tensor, view: ServerView) -> Tensor:
+    """(k,) the workers with the highest totals among those whose uploads arrived; missing ones behind them.
+
+    Equal totals, as in the first rounds, are ranked by a random order and never by position.
+    """
+    ranked = below_missing(total, view.missing)[view.ties]
+    return view.ties[torch.argsort(ranked, descending=True, stable=True)[: view.believed_honest]]
+
+
+def add_up(score: Tensor, view: ServerView, state: State) -> dict[str, Tensor]:
+    """The state after a round: (n,) each worker's total, what it earned itself, and the rounds that it attended.
+
+    score: (n,) what this round's uploads are credited with; zero for those that are missing.
+    """
+    zeros = torch.zeros_like(score)
+    total, earned, attended = (state.get(name, zeros) for name in ("total", "earned", "attended"))
+    if view.missing is None:
+        return {"total": total + score, "earned": earned + score, "attended": attended + 1}
+    # By the totals before the round: those of the round's own best scores would gain more than anyone does over time.
+    usual = mean_of_best(below_missing(score, view.missing)[highest(total, view)], view.missing)
+    credit = torch.where(view.missing, torch.minimum(earned / attended.clamp(min=1), usual), score)
+    return {"total": total + credit, "earned": earned + score, "attended": attended + ~view.missing}

@@ -31,7 +31,8 @@ def largest_deviation(honest: int, byzantine: int) -> float:
 class ALittle(Forger):
     """Send mean - z std of the honest uploads, coordinate by coordinate.
 
-    deviation: z; None takes the attack's own formula, which is not positive, and then harmless, for a few liars only.
+    deviation: z; None takes the attack's own formula. With few Byzantine workers it is not positive, and the attack
+        harmless.
     """
 
     deviation: float | None = None

@@ -25,7 +25,8 @@ Form = Literal["ranked", "valid"]
 FORMS = ("ranked", "valid")
 
 CHANCE = 1e-3
-"""Least weight of chance in an order. It orders equal values, such as the zeros of a gradient, and costs no cosine."""
+"""The least weight of chance in an order. It orders equal values, such as the zeros of a gradient, and leaves the
+cosine as it is."""
 
 
 def check_disguise(form: str, strength: float) -> None:

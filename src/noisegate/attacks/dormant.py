@@ -37,7 +37,7 @@ class Dormant(Turns):
         return progress >= self.until
 
     def part(self, attacking: bool) -> Attack:
-        """Trustworthy until it wakes."""
+        """Honest, or a copy of honest workers, until it wakes; then the attack."""
         return self.attack if attacking else Honest() if self.asleep == "behave" else Copier()
 
 

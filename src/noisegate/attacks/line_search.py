@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 FEWEST = 6
-"""Questions that a search needs: the known scale, two ends of a grid, and some between."""
+"""The fewest questions of a search: the known scale, two ends of a grid, and some between."""
 
 
 def lowest_at(
@@ -20,7 +20,7 @@ def lowest_at(
     """() float64, the scale where `value` is lowest among so many scales; of equal ones, the smallest.
 
     Asked are `known`, a geometric grid from `lowest` to `highest`, and a finer one between the neighbors of the best of
-    these. `value` takes and gives () tensors; nobody looks at them.
+    these. `value` takes and gives () tensors, and the device is never asked for their values.
     """
 
     def shares(count: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""An attack that comes and goes, so that what the good times earn pays for the bad ones.
+"""An attack that pauses regularly, so that the scores of its honest rounds outlast the hostile ones.
 
 The paper's second stage adds scores up over the whole run, and a hostile round is set to zero: it takes nothing away.
 So a worker that is honest for half of the time keeps about half of an honest total, with which some stay selected while
@@ -14,14 +14,15 @@ from noisegate.attacks.turns import Turns
 from noisegate.roles import Attack
 
 DIGITS = 9
-"""Of a time that count: 0.3 / 0.1 is a hair below 3, and 1 - 0.9 below 0.1."""
+"""Decimal digits of a time that count: 0.3 / 0.1 is slightly below 3, and 1 - 0.9 below 0.1."""
 
 
 @dataclass(frozen=True)
 class OnOff(Turns):
     """Follow the protocol and attack by turns, again and again.
 
-    period: one honest and one hostile stretch, as a share of the run. share: the hostile part of it, at its end.
+    period: the length of an honest and a hostile stretch together, as a share of the run. share: the hostile part of a
+        period, at its end.
     """
 
     attack: Attack = field(default_factory=RankMatched)

@@ -1,11 +1,11 @@
-"""Scores are earned with the best of directions, and spent on an attack.
+"""An attack that first earns high scores with the descent direction, and then attacks with them.
 
 The paper's second stage adds up a worker's inner products with the server's gradient over the whole run, and never
 forgets. In the form "ranked" an upload points along the descent direction with all of its length s sqrt(d), where an
 honest one has a signal of about 1: so each round of banking earns a total that takes an honest worker some s sqrt(d)
 rounds, and the attackers stay selected long after they turned. In the form "valid" the signal is as long as an honest
 one can be, but follows the mean gradient of many examples where an honest worker has a batch: it still earns more.
-Why either passes the first stage is told in `attacks.disguise`.
+`attacks.disguise` says why either form passes the first stage.
 """
 
 from dataclasses import dataclass
@@ -40,5 +40,5 @@ class ScoreBanking(Turns):
         return progress >= self.turn
 
     def part(self, attacking: bool) -> Attack:
-        """The best of workers until it turns."""
+        """The descent direction until it turns, then the attack."""
         return self.attack if attacking else RankMatched("descend", self.strength, self.form)

@@ -1,4 +1,4 @@
-"""A pull that wins the score, with a drift on board that moves the model.
+"""A pull that earns a high score, and a drift beside it that moves the model.
 
 The paper's second stage sees an upload through one number: its inner product with the server's gradient. Of a direction
 
@@ -7,8 +7,8 @@ The paper's second stage sees an upload through one number: its inner product wi
 it sees the pull alone, if the drift is at a right angle to the gradient, as a random one nearly is. In the form
 "ranked" an upload is s sqrt(d) long in this direction. A pull of 0.3 then scores like a signal of length 0.3 s sqrt(d),
 as far as the server's gradient agrees with the adversary's; an honest one has about 1. The drift beside it moves the
-model three times as far in a direction that nobody asked for. Why either form passes the first stage is told in
-`attacks.disguise`.
+model three times as far, in a direction of the adversary's choice. `attacks.disguise` says why either form passes the
+first stage.
 """
 
 import math

@@ -1,22 +1,24 @@
-"""Two attacks in turn: what all attacks have in common that change their ways during a run."""
+"""Two attacks in turn: the base of the attacks that change their behavior during a run."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
-from noisegate.attacks.honest import Honest
 from noisegate.roles import Attack, Knowledge
-from noisegate.views import AdversaryView, DataView
+from noisegate.views import KNOWS, AdversaryView, DataView
 
 
 @dataclass(frozen=True)
-class Turns(Honest, ABC):
+class Turns(ABC):
     """Base of the attacks that play a harmless part at some times, and another attack at the others."""
 
-    knows: ClassVar[Knowledge] = "omniscient"  # at most: as much as the attack that it hides
+    @property
+    def knows(self) -> Knowledge:
+        """As much as the part that knows more. Either part gets a view of no more than it declares itself."""
+        return max((self.part(attacking).knows for attacking in (False, True)), key=list(KNOWS).index)
 
     @abstractmethod
     def attacks(self, progress: float) -> bool:
@@ -24,7 +26,7 @@ class Turns(Honest, ABC):
 
     @abstractmethod
     def part(self, attacking: bool) -> Attack:
-        """Whom it plays: the attack, or somebody harmless."""
+        """What it plays: the attack, or a harmless part."""
 
     def check(self, honest: int, byzantine: int) -> None:
         """As both of its parts."""
@@ -32,7 +34,7 @@ class Turns(Honest, ABC):
             self.part(attacking).check(honest, byzantine)
 
     def phase(self, progress: float) -> Hashable:
-        """Which part it plays, and what that makes of the time."""
+        """Which part it plays, and the phase of that part."""
         attacking = self.attacks(progress)
         return attacking, self.part(attacking).phase(progress)
 
@@ -54,7 +56,7 @@ class Turns(Honest, ABC):
     def forge(self, view: AdversaryView) -> Tensor | None:
         """As the part that it plays."""
         part, inner = self._played(view.phase)
-        return part.forge(replace(view, phase=inner))
+        return part.forge(replace(view, phase=inner, knows=part.knows))
 
     def _played(self, phase: Any) -> tuple[Attack, Hashable]:
         """The part that is played in this phase, and the phase of its own."""

@@ -12,7 +12,7 @@ from noisegate.views import AdversaryView
 
 @dataclass(frozen=True)
 class Zero(Forger):
-    """Send zeros: a free rider, who slows a mean down and fails a test of the noise."""
+    """Send zeros, as a free rider does. This slows a mean down, and fails a test of the noise."""
 
     knows: ClassVar[Knowledge] = "blind"
 

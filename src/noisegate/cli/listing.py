@@ -67,15 +67,15 @@ def _entries(kind: str) -> list[dict[str, Any]]:
         ]
     if kind == "attacks":
         return [
-            {"name": name, "knows": entry.knows, "settings": _settings(entry), "about": _first_line(entry)}  # type: ignore[attr-defined]
+            {"name": name, "knows": entry().knows, "settings": _settings(entry), "about": _first_line(entry)}
             for name, entry in ATTACKS.items()
         ]
     if kind == "aggregators":
         return [
             {
                 "name": name,
-                "needs": getattr(entry, "needs", ""),
-                "goes_with": dict(getattr(entry, "goes_with", {})),
+                "needs": entry().needs,
+                "goes_with": dict(entry().goes_with),
                 "settings": _settings(entry),
                 "about": _first_line(entry),
             }

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.table import Table
 
-from noisegate.aggregators import Robust
 from noisegate.cli.terminal import Console
 from noisegate.privacy import IN_WORDS
 from noisegate.privacy.statement import COMMON_DELTA
@@ -93,10 +92,8 @@ def _promise(result: Result, cost: Bill) -> Iterator[tuple[str, str, str]]:
 
 
 def _reckoning(result: Result) -> str:
-    """Why an aggregator reckons with so many liars."""
+    """Why an aggregator reckons with so many Byzantine workers."""
     aggregator = Spec(**result.spec).build_aggregator()
-    if not isinstance(aggregator, Robust):
-        return ""
     if aggregator.chosen() is not None:
         why = "as set"
     elif result.believed_byzantine == aggregator.most(result.workers + result.byzantine_workers):

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisegate.aggregators import Robust
 from noisegate.checks import plain
 from noisegate.errors import StoreError
 from noisegate.runs.setup import Setup
@@ -126,13 +125,8 @@ def stored(found: dict[str, Any], folder: RunFolder) -> Result:
 
 
 def believed_byzantine(federation: Federation) -> int | None:
-    """How many liars the aggregator reckons with; None for an aggregator that does not ask."""
-    aggregator = federation.server.aggregator
-    return (
-        aggregator.reckoned(len(federation.adversary.byzantine), federation.server.believed_honest)
-        if isinstance(aggregator, Robust)
-        else None
-    )
+    """How many Byzantine workers the aggregator reckons with; None for an aggregator that does not ask."""
+    return federation.server.aggregator.reckoned(len(federation.workers), federation.server.believed_honest)
 
 
 def _count(mask: Tensor) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate import data
-from noisegate.aggregators import AGGREGATORS, Robust
+from noisegate.aggregators import AGGREGATORS
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.entropy import Secret
@@ -192,29 +192,28 @@ def prepare(
 
 
 def _check_aggregator(spec: Spec, aggregator: Aggregator, worker: Worker, workers: int) -> None:
-    """SpecError if an aggregator cannot reckon with as many liars as it is told to, or not with these uploads at all."""
-    if getattr(aggregator, "tests_noise", False) and not worker.noisy:
+    """SpecError if an aggregator does not exist for so many workers, or does not fit what these workers send."""
+    if aggregator.tests_noise and not worker.noisy:
         name = spec.canonical()["worker"]["name"]
         raise SpecError(
             f"worker = {name!r}: sends no Gaussian noise, which aggregator "
             f"{spec.canonical()['aggregator']['name']!r} tests for; choose another aggregator"
             + (f", such as {name!r}" if name in AGGREGATORS else "")
         )
-    if getattr(aggregator, "tests_noise", False) and spec.sigma == 0:
+    if aggregator.tests_noise and spec.sigma == 0:
         raise SpecError(
             f"sigma = 0.0: leaves no noise, which aggregator {spec.canonical()['aggregator']['name']!r} tests for; "
             "choose another aggregator, such as 'mean'"
         )
-    if getattr(aggregator, "follows_workers", False) and not getattr(worker, "fresh", True):
+    if aggregator.follows_workers and not worker.fresh:
         raise SpecError(
             f"worker = {spec.canonical()['worker']['name']!r}: its noise is not fresh in every round, which aggregator "
             f"{spec.canonical()['aggregator']['name']!r} tests for; choose another worker, such as 'clipped'"
         )
-    if isinstance(aggregator, Robust):
-        try:
-            aggregator.check(workers)
-        except SpecError as error:
-            raise SpecError(f"aggregator {spec.canonical()['aggregator']['name']!r}: {error}") from None
+    try:
+        aggregator.check(workers)
+    except SpecError as error:
+        raise SpecError(f"aggregator {spec.canonical()['aggregator']['name']!r}: {error}") from None
 
 
 def _deal(spec: Spec, pool: Tensor, y: Tensor, honest: int, byzantine: int) -> tuple[list[Tensor], Tensor]:

@@ -200,7 +200,9 @@ def partner_of(aggregator: Any) -> dict[str, Any]:
     name = aggregator.get("name") if isinstance(aggregator, Mapping) else aggregator
     if not isinstance(name, str):
         return {}  # which `settle` will refuse
-    return dict(getattr(find("aggregator", name, AGGREGATORS), "goes_with", {}))
+    kind: Any = find("aggregator", name, AGGREGATORS)
+    declares = isinstance(kind, type) and Aggregator in kind.__mro__  # if not, it will be refused when it is built
+    return dict(kind.goes_with) if declares else {}
 
 
 def usual_of(dataset: Any) -> dict[str, Any]:

@@ -133,6 +133,7 @@ class Adversary:
             stream=partial(generators, "attack"),
             judge=partial(self._imagine, uploads, state, capacity),
             see_gradient=gradient if len(self.known_x) else None,
+            knows=self.attack.knows,
         )
 
     def _imagine(self, uploads: Tensor, state: ServerState, capacity: Capacity | None, forged: Any) -> Verdict:

@@ -4,10 +4,10 @@
     python benchmarks/aggregators.py --aggregators median trimmed-mean --workers 50 --csv aggregators.csv
     python benchmarks/aggregators.py --linear
 
-Uploads are random normal numbers in float32, a fifth of the workers is reckoned with as liars. Ours and theirs take
-turns in one process. Theirs is asked twice, with torch tensors and with numpy arrays, since it works by other functions
-then; `times` is the faster of the two over ours, by the fastest calls. Both have the same settings. Aggregators that
-are left out bring workers of their own, and do on the server what another aggregator does.
+Uploads are random normal numbers in float32, and a fifth of the workers is taken for Byzantine. Ours and theirs take
+turns in one process. Theirs is called twice, with torch tensors and with numpy arrays, since it works by other
+functions then; `times` is the faster of the two over ours, by the fastest calls. Both have the same settings.
+Aggregators that are left out bring workers of their own, and do on the server what another aggregator does.
 
 --linear: for growing d, the time and how much memory the first call takes beside the uploads (Linux only).
 """
@@ -67,7 +67,7 @@ NNM_BYTES = 2**32
 
 def choices() -> list[str]:
     """The aggregators that take any uploads."""
-    return [name for name, aggregator in AGGREGATORS.items() if not hasattr(aggregator, "goes_with")]
+    return [name for name, aggregator in AGGREGATORS.items() if not aggregator().goes_with]
 
 
 def ours(name: str, workers: int, d: int) -> Step:
@@ -81,11 +81,11 @@ def ours(name: str, workers: int, d: int) -> Step:
     honest, ties = workers - workers // 5, torch.randperm(workers, generator=rng)
     view = ServerView(rows, norms, present, 1.0, honest, lambda normalized: gradient, ties)
     aggregator = build("aggregator", SETTINGS.get(name, name), AGGREGATORS)
-    if not getattr(aggregator, "follows_workers", False):
+    if not aggregator.follows_workers:
         return partial(aggregator, view, {})
     own = torch.nn.functional.normalize(torch.randn(AUXILIARY, d, generator=rng))
     view = replace(view, contributions=lambda: own, last=torch.randn(workers, d, generator=rng))
-    return partial(aggregator, view, aggregator(view, {}).memory)
+    return partial(aggregator, view, aggregator(view, {}).state)
 
 
 def theirs(name: str, workers: int, d: int, byzfl: Any) -> dict[str, Step]:
@@ -181,7 +181,7 @@ def main() -> None:
         byzfl = None
     beside = "" if chosen.linear else f"; {ABSENT}" if byzfl is None else f", ByzFL {BYZFL}"
     print(f"{versions(CPU)}{beside}\n")
-    with threadpool_limits(1):  # numpy's, which torch does not aggregator
+    with threadpool_limits(1):  # numpy's, which torch does not set
         table = grow(chosen) if chosen.linear else compare(chosen, byzfl)
     if chosen.csv:
         with chosen.csv.open("w", newline="") as file:
