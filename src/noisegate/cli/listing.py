@@ -12,6 +12,7 @@ from rich.table import Table
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
+from noisegate.cli.flags import AsJson
 from noisegate.cli.terminal import Console
 from noisegate.data import SOURCES
 from noisegate.models import MODELS
@@ -24,7 +25,7 @@ KINDS = ("datasets", "models", "workers", "attacks", "aggregators", "experiments
 
 def show_list(
     kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List what a run can be made of."""
     checks.one_of(KINDS, kind=kind)

@@ -33,7 +33,7 @@ MOST_BYTES, MOST_DEPTH = 2**20, 32
 """Of a file of settings."""
 
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from", "declared", "secret")
+LATER = ("auxiliary_from", "declared", "secret", "absent")
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -53,6 +53,7 @@ class Spec:
     partition; dirichlet: the concentration of another. auxiliary: the server's examples per class; auxiliary_from: the
     data set that they are from, if not the workers'. A sigma of 0 is no noise and no privacy.
     secret: noise and batches come from the operating system, and nobody can draw them again: for what is published.
+    absent: the probability with which each worker misses each round.
     batch, worker, rate: 16, "normalized" and 0.2, unless the data set has others (digits), or the aggregator goes with
     others (`guerraoui` and its like), which come first.
     """
@@ -84,6 +85,7 @@ class Spec:
     auxiliary_from: str | None = None
     declared: int | None = None
     secret: bool = False
+    absent: float | None = None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
@@ -122,6 +124,9 @@ class Spec:
         checks.moderate(rate=self.rate)
         checks.fraction(byzantine=self.byzantine)
         checks.share(attack_start=self.attack_start)
+        _optional(checks.fraction, "absent", self.absent)
+        if self.absent == 0:
+            object.__setattr__(self, "absent", None)  # the same run
         if self.non_iid and self.dirichlet is not None:
             raise SpecError(f"dirichlet = {self.dirichlet}: cannot be combined with non_iid; choose one partition")
         self.build_attack(), self.build_aggregator(), self.build_worker()
