@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import signal
 import time
 from dataclasses import replace
 
@@ -106,12 +105,15 @@ def test_on_a_terminal_it_draws(stopped, monkeypatch):
     assert "round 6 of 6" in screen.getvalue()
 
 
-def test_interrupting_leaves_quietly(stopped, spawn):
-    process = spawn("watch", stopped, "--every", "0.1")
-    assert "round 5 of 6" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (0, "", "")
+def test_interrupting_leaves_quietly(stopped, monkeypatch, cli):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", interrupt)
+    answer = cli("watch", stopped)
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.count("\n") == 1
+    assert "round 5 of 6" in answer.out
 
 
 def test_a_sweep(cli, tmp_path):
