@@ -315,8 +315,8 @@ def test_in_a_sweep_a_plugin_ends_its_own_run_only(cli, plugins, tmp_path, flags
     assert [cell["settings"]["attack"]["how"] for cell in answer.json["cells"]] == list(how)
     for cell in answer.json["cells"]:
         status, message = CAME_OF_IT[cell["settings"]["attack"]["how"]]
-        assert cell["status"] == status
-        assert cell["message"].startswith(message)
+        assert cell["status"] == status, cell
+        assert cell["message"].startswith(message), cell
     assert not _processes()
 
 
