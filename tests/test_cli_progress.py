@@ -53,7 +53,7 @@ def no_runs(monkeypatch):
 
     played = Played()
     monkeypatch.setattr("noisegate.cli.progress.sweep", played)
-    monkeypatch.setattr("noisegate.cli.progress.SILENCE", -1.0)
+    monkeypatch.setattr("noisegate.cli.bar.SILENCE", -1.0)
     return played
 
 

@@ -742,7 +742,7 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(spawn, cli, tmp_path):
 
 
 def test_the_worst_so_far_is_that_of_attacks_at_the_share_that_was_asked_for(monkeypatch):
-    monkeypatch.setattr("noisegate.cli.redteam.SILENCE", -1.0)  # a line for every run
+    monkeypatch.setattr("noisegate.cli.bar.SILENCE", -1.0)  # a line for every run
     lines = io.StringIO()
     with _watched(Console(file=lines, width=80), 9, 0.6) as watch:
         watch(Trial(reference(Spec()), "reference", Outcome("done", 0.1)))

@@ -150,6 +150,7 @@ OTHERWISE = {
     "auxiliary_from": "kmnist",
     "declared": 100,
     "secret": True,
+    "absent": 0.1,
 }
 
 
@@ -158,7 +159,7 @@ def test_names_are_those_of_earlier_versions():
     earlier = {"batch": 16, "rate": 0.2, "delta": "paper"}  # which were the defaults
     assert Spec(aggregator="two-stage", **earlier).name() == "digits-77e7d4db9158"
     assert Spec(aggregator="two-stage").name() != "digits-77e7d4db9158"
-    assert not {"auxiliary_from", "declared", "secret"} & Spec().canonical().keys()
+    assert not {"auxiliary_from", "declared", "secret", "absent"} & Spec().canonical().keys()
     assert Spec(auxiliary_from="kmnist").canonical()["auxiliary_from"] == "kmnist"
 
 

@@ -3,7 +3,6 @@
 import io
 import json
 import os
-import signal
 import time
 from dataclasses import replace
 
@@ -13,7 +12,8 @@ from rich.console import Console
 from conftest import sealed
 from noisegate import Compute, Spec, run
 from noisegate.cli import watch
-from noisegate.cli.watch import plain, span, spark, stand, words
+from noisegate.cli.watch import spark
+from noisegate.cli.watched_run import describe, read_watched, span
 from noisegate.sweeps.sweep import SweepFolder, sweep
 
 ONE = Compute(device="cpu", threads=1)
@@ -34,7 +34,7 @@ def stopped(tmp_path):
 
 
 def test_a_run_on_its_way(cli, stopped):
-    found = stand(stopped)
+    found = read_watched(stopped)
     assert (found.played, found.total, found.over) == (5, 6, False)
     assert found.seconds > 0
     answer = cli("watch", stopped, "--once")
@@ -47,11 +47,11 @@ def test_a_run_on_its_way(cli, stopped):
 def test_the_rounds_in_all_are_those_of_the_checkpoint_if_the_spec_does_not_say(tmp_path, stopped):
     text = (stopped / "spec.toml").read_text().replace("rounds = 6\n", "")
     (stopped / "spec.toml").write_text(text)
-    assert stand(stopped).total == 6
+    assert read_watched(stopped).total == 6
     (stopped / "checkpoint.safetensors").write_bytes(b"damaged")
-    found = stand(stopped)
+    found = read_watched(stopped)
     assert (found.played, found.total) == (4, 0), "the last line, and no guess"
-    assert "round 4," in words(found)
+    assert "round 4," in describe(found)
 
 
 def test_a_run_that_has_only_begun(cli, stopped):
@@ -64,7 +64,7 @@ def test_silence_is_mentioned(stopped):
     long_ago = time.time() - 600
     for file in stopped.iterdir():
         os.utime(file, (long_ago, long_ago))
-    assert "nothing written for 10 min: interrupted?" in words(stand(stopped))
+    assert "nothing written for 10 min: interrupted?" in describe(read_watched(stopped))
 
 
 def test_a_finished_run_ends_the_watch(cli, stopped):
@@ -105,12 +105,15 @@ def test_on_a_terminal_it_draws(stopped, monkeypatch):
     assert "round 6 of 6" in screen.getvalue()
 
 
-def test_interrupting_leaves_quietly(stopped, spawn):
-    process = spawn("watch", stopped, "--every", "0.1")
-    assert "round 5 of 6" in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (0, "", "")
+def test_interrupting_leaves_quietly(stopped, monkeypatch, cli):
+    def interrupt(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", interrupt)
+    answer = cli("watch", stopped)
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out.count("\n") == 1
+    assert "round 5 of 6" in answer.out
 
 
 def test_a_sweep(cli, tmp_path):
@@ -125,7 +128,7 @@ def test_a_sweep(cli, tmp_path):
     assert "1 of 3 runs ended: 1 done, 1 running, 1 missing" in said
     assert "round 1 of 2" in said
     assert f"{folder.cell(specs[0]).result['accuracy']:.3f}" in said
-    assert "Nobody is at work" not in said
+    assert "No process works on it" not in said
     out = folder.run_path(specs[2])
     out.mkdir()
     (out / "failed.json").write_text(sealed({"status": "failed", "message": "it broke"}))
@@ -145,8 +148,8 @@ def test_a_sweep(cli, tmp_path):
 
 def test_the_time_left_grows_less_between_two_runs(monkeypatch):
     """Two of four ended in the first ten seconds."""
-    seen = watch._Sweep.__new__(watch._Sweep)
-    seen.over, seen.began, seen.last_end, seen.done_then = False, 0.0, 10.0, 0
+    seen = watch._SweepScreen.__new__(watch._SweepScreen)
+    seen.over, seen.began, seen.last_end, seen.ended_first = False, 0.0, 10.0, 0
     said = []
     for now in (10.0, 12.0, 17.0, 21.0):
         monkeypatch.setattr(watch.time, "monotonic", lambda now=now: now)
@@ -171,4 +174,3 @@ def test_a_row_of_bars_is_from_0_to_1():
 
 def test_small_words():
     assert [span(5), span(120), span(7200)] == ["5 s", "2 min", "2.0 h"]
-    assert plain("a\x1b[31m\nb") == r"a\x1b[31m\nb"

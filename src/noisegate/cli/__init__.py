@@ -1,9 +1,9 @@
 """The command line. Results go to standard output, everything else to standard error.
 
 Exit status: 0 fine, 1 a result outside its bounds, a failed run of a sweep or an output that cannot be written, 2 bad
-input (also code of yours that raises), 130 interrupted (state saved).
+input (also a plugin that raises), 130 interrupted (state saved).
 
-To import this file takes no time: what takes some is imported by `main`, which Ctrl-C may end at any moment.
+This file is imported quickly. `main` imports what takes time, so that Ctrl-C can end the process at any moment.
 """
 
 import errno
@@ -26,7 +26,7 @@ TRACE = "NOISEGATE_TRACEBACK"
 """Set this variable to see where an error comes from."""
 
 MOST_LINE = 2000
-"""Characters of an error."""
+"""Characters of an error that are printed."""
 
 LIBRARIES = (
     "noisegate",
@@ -41,9 +41,10 @@ LIBRARIES = (
     "plotly",
     "ray",
 )
-"""Whose frames are not those of a plugin."""
+"""Modules whose frames in a traceback are not those of a plugin."""
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a system that cannot write what was printed."""
 
 
 def __getattr__(name: str) -> Any:
@@ -60,10 +61,10 @@ def main() -> None:
 
 
 def _status() -> int:
-    """What a command ends with."""
+    """Run the command, and give its exit status."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # what the terminal has no letter for
+            stream.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
     try:
         with _ends_at_once():
             from noisegate.cli.commands import app
@@ -76,7 +77,7 @@ def _status() -> int:
         return _told("interrupted", INTERRUPTED)
     except NoisegateError as error:
         return _told(str(error), REFUSED)
-    except BaseException as error:  # noqa: BLE001  # one line, whatever it is
+    except BaseException as error:  # noqa: BLE001  # any error is told in one line
         if os.environ.get(TRACE):
             traceback.print_exc()
         return _explained(error)
@@ -84,12 +85,12 @@ def _status() -> int:
 
 
 def _explained(error: BaseException) -> int:
-    """Say what was not foreseen: a file, memory, a plugin, or a mistake of noisegate's."""
+    """Tell an error that no command expects: of a file, of memory, of a plugin, or of noisegate itself."""
     if isinstance(error, BrokenPipeError):
-        return FAILED  # who reads has enough
+        return FAILED  # the reader has closed the pipe, as `head` does
     where = f"; {TRACE}=1 shows where"
     if isinstance(error, OSError) and error.strerror:
-        if error.filename is None and error.errno in NO_ROOM:
+        if error.filename is None and error.errno in DISK_FULL:
             return _told(f"the output cannot be written ({error.strerror})", FAILED)
         return _told(f"{error.filename or 'a file'}: cannot be used ({error.strerror})", REFUSED)
     told = ": ".join(filter(None, (type(error).__name__, words(error))))
@@ -113,14 +114,15 @@ def _plugins_frame(trace: TracebackType | None) -> str:
 
 
 def _told(text: str, status: int) -> int:
+    """Print one line, and give the status."""
     line = plain(f"noisegate: {text}")
-    with suppress(OSError, ValueError):  # if nobody can be told, the status says it
+    with suppress(OSError, ValueError):  # if nothing can be printed, the status is left
         print(line if len(line) <= MOST_LINE else f"{line[:MOST_LINE]}...", file=sys.stderr)
     return status
 
 
 def _emptied(status: int) -> int:
-    """`status`, or another if what was printed cannot be written. Who stops reading (`| head`) is not told so."""
+    """Write out what was printed. Give `status`, or `FAILED` if that fails. A closed pipe (`| head`) is not told."""
     for stream in (sys.stdout, sys.stderr):
         try:
             if stream is not None:
@@ -129,14 +131,14 @@ def _emptied(status: int) -> int:
             if not isinstance(error, BrokenPipeError) and status == 0:
                 _told(f"the output cannot be written ({error.strerror})", FAILED)
             status = status or FAILED
-            with suppress(OSError, ValueError):  # so that Python does not try again at its end, and complain
+            with suppress(OSError, ValueError):  # so that Python does not try it again at exit, and print an error
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
 
 
 @contextmanager
 def _ends_at_once() -> Iterator[None]:
-    """Ctrl-C ends the process here and now: nothing has begun, and an import that is broken off may raise anything."""
+    """Let Ctrl-C end the process at once: nothing has begun, and an interrupted import may raise any error."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

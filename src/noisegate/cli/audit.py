@@ -1,15 +1,14 @@
 """`noisegate audit`: an adversary that tries to refute the privacy claim of a configuration."""
 
 import json
-import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from noisegate.cli.privacy import read_delta
-from noisegate.cli.run import SILENCE, gather
+from noisegate.cli.bar import bar_of_rounds
+from noisegate.cli.flags import AsJson, Device, SpecFlags, Threads, takes
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.runs.spec import Spec
@@ -18,63 +17,39 @@ if TYPE_CHECKING:  # it needs scipy's distributions, which take half a second to
     from noisegate.audit import Audit
 
 
-def audit_command(
-    spec_file: Annotated[
-        Path | None, typer.Argument(metavar="SPEC.toml", help="Settings; flags override them.")
-    ] = None,
-    dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None,
-    model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="Budget of every worker over the whole run. [2]")] = None,
-    delta: Annotated[str | None, typer.Option(help="A number, or paper: declared to the power -1.1.")] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise multiplier, instead of epsilon or beside it.")] = None,
-    accountant: Annotated[str | None, typer.Option(help="pld or rdp. [pld]")] = None,
-    sampling: Annotated[str | None, typer.Option(help="poisson or fixed. [poisson]")] = None,
-    batch: Annotated[int | None, typer.Option(help="Examples per worker and round. [16]")] = None,
-    workers: Annotated[int | None, typer.Option(help="Honest workers.")] = None,
-    worker: Annotated[str | None, typer.Option(help="A name of `noisegate list workers`. [normalized]")] = None,
-    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
-    declared: Annotated[int | None, typer.Option(help="Examples that every worker declares.")] = None,
-    secret: Annotated[bool | None, typer.Option("--secret", help="Audit noise that nobody can draw again.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Everything random follows from it. [1]")] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="PART.KEY=VALUE", help="A setting of the attack, aggregator or worker."),
-    ] = None,
+@dataclass(frozen=True)
+class AuditFlags(SpecFlags):
+    """The flags of `noisegate audit`. It takes no others of `SpecFlags` than those in `AUDITED`."""
+
+    secret: Annotated[bool | None, typer.Option("--secret", help="Audit noise that nobody can draw again.")] = None
     trials: Annotated[
         int | None, typer.Option(help="Workers that hold a canary or do not. [4000; fewer for a large model]")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.html, a plot.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-) -> None:
+    ] = None
+    device: Device = "auto"
+    threads: Threads = None
+    out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.html, a plot.")] = None
+    as_json: AsJson = False
+
+
+AUDITED = (
+    *("spec_file", "dataset", "model", "epsilon", "delta", "sigma", "accountant", "sampling", "batch", "workers"),
+    *("worker", "rounds", "declared", "secret", "seed", "settings"),
+)
+"""The flags of a spec that a privacy claim depends on, in the order of the help."""
+
+
+@takes(AuditFlags, names=(*AUDITED, "trials", "device", "threads", "out", "as_json"))
+def audit_command(flags: AuditFlags) -> None:
     """Try to refute the privacy claim. Exit status 1: refuted. An attack that fails proves nothing."""
-    given = {
-        "dataset": dataset,
-        "model": model,
-        "epsilon": epsilon,
-        "delta": read_delta(delta),
-        "sigma": sigma,
-        "accountant": accountant,
-        "sampling": sampling,
-        "batch": batch,
-        "workers": workers,
-        "worker": worker,
-        "rounds": rounds,
-        "declared": declared,
-        "secret": secret,
-        "seed": seed,
-    }
-    flags = {name: value for name, value in given.items() if value is not None}
-    spec = gather(spec_file, flags, settings or [])
-    console = Console(stderr=True, quiet=as_json)
+    spec = flags.spec()
+    console = Console(stderr=True, quiet=flags.as_json)
     try:
-        found = _watched(spec, Compute(device=device, threads=threads), trials, console)
+        found = _watched(spec, Compute(device=flags.device, threads=flags.threads), flags.trials, console)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted: an audit keeps nothing; start it again", soft_wrap=True)
         raise typer.Exit(130) from None
-    written = _write(found, out) if out is not None else ()
-    if as_json:
+    written = _write(found, flags.out) if flags.out is not None else ()
+    if flags.as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
         show(found)
@@ -113,37 +88,20 @@ def show(found: "Audit") -> None:
 
 
 def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console) -> "Audit":
-    """Audit with a progress bar on a terminal, and otherwise with a line now and then."""
+    """Audit, and tell how far the audit is."""
     from noisegate.audit import audit
 
-    bar = Progress(
-        TextColumn("audit"),
-        BarColumn(),
-        TextColumn("{task.fields[status]}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task("audit", total=None, status="reading data, calibrating noise")
-    spoke, before = time.monotonic(), ""
+    before = ""
+    with bar_of_rounds(console, "audit") as bar:
 
-    def watch(what: str, done: int, total: int) -> None:
-        nonlocal spoke, before
-        if what != before:
-            before = what
-            bar.reset(task, total=total, status=what)
-        bar.update(task, total=total, completed=done, status=what)
-        if not console.is_terminal and time.monotonic() - spoke > SILENCE:
-            spoke = time.monotonic()
-            console.print(f"audit: {what}, {done / total:.0%}", soft_wrap=True)
+        def watch(what: str, done: int, total: int) -> None:
+            nonlocal before
+            if what != before:
+                before = what
+                bar.drawn.reset(bar.task, total=total, status=what)
+            bar.tell(f"{what}, {done / total:.0%}", total=total, completed=done, status=what)
 
-    if console.is_terminal:
-        bar.start()
-    try:
         return audit(spec, trials=trials, compute=compute, watch=watch)
-    finally:
-        if bar.live.is_started:
-            bar.stop()
 
 
 def _write(found: "Audit", out: Path) -> tuple[Path, ...]:

@@ -48,4 +48,6 @@ def options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Federated learning that is differentially private for every worker and survives a majority of liars."""
+    """Federated learning that is differentially private for every worker and survives a majority of Byzantine
+    workers.
+    """

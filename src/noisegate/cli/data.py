@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from noisegate import checks
+from noisegate.cli.flags import AsJson
 from noisegate.data import SOURCES, fetch, verify
 
 app = typer.Typer(no_args_is_help=True, help="List, verify or fetch data sets.")
 Name = Annotated[str | None, typer.Argument(help="A data set; all of them if left out.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 @app.command("list")

@@ -1,6 +1,5 @@
 """What a red team found, for people and for programs."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -8,14 +7,13 @@ from typing import Any
 from rich.table import Table
 
 from noisegate.cli.progress import runs
+from noisegate.cli.table import MOST_MESSAGE, spread
 from noisegate.cli.terminal import Console
 from noisegate.redteam import Findings
 from noisegate.redteam.findings import Trial
 from noisegate.redteam.plot import WITHOUT, describe, part
 from noisegate.redteam.settings import BEHAVED
 from noisegate.sweeps.outcome import Outcome
-
-MOST_MESSAGE = 300
 
 
 def _trial(trial: Trial, clean: float | None) -> dict[str, Any]:
@@ -38,7 +36,7 @@ def _trial(trial: Trial, clean: float | None) -> dict[str, Any]:
 
 
 def as_json(found: Findings, examples: int) -> dict[str, Any]:
-    """For programs."""
+    """The findings as one JSON object."""
     clean = found.yardsticks.reference.outcome.accuracy
     ranked = sorted(found.trials, key=lambda trial: trial.accuracy)
     return {
@@ -65,18 +63,14 @@ def as_json(found: Findings, examples: int) -> dict[str, Any]:
                 | {"without_attack_accuracy": again.yardsticks.behaved.outcome.accuracy, "cost": again.cost}
                 for again in found.seeds
             ],
-            **_spread([again.worst.accuracy for again in found.seeds if again.worst.outcome.status == "done"]),
-            "cost_on_other_seeds": _spread([cost for _, cost in found.elsewhere()]),
+            **spread([again.worst.accuracy for again in found.seeds if again.worst.outcome.status == "done"]),
+            "cost_on_other_seeds": spread([cost for _, cost in found.elsewhere()]),
         },
     }
 
 
-def _spread(known: Sequence[float]) -> dict[str, float]:
-    return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else {}
-
-
 def show_findings(found: Findings, examples: int, files: dict[str, Path]) -> None:
-    """Each attack's worst case: first at the spec's share, then at the others; and all that did not come off."""
+    """Print each attack's worst case, first at the spec's share, then at the others; and what did not finish."""
     console, by = Console(highlight=False), found.yardsticks
     clean = by.reference.accuracy
     table = Table(box=None, pad_edge=False)
@@ -101,9 +95,9 @@ def show_findings(found: Findings, examples: int, files: dict[str, Path]) -> Non
     console.print(legend, style="dim", soft_wrap=True)
     for trial in found.unfinished():
         told = f"{trial.outcome.status}: {describe(trial)} at {trial.spec.byzantine:.0%}: {trial.outcome.message}"
-        console.print(told[:MOST_MESSAGE], style="dim", soft_wrap=True, markup=False)
+        console.print(told[:MOST_MESSAGE], style="dim", soft_wrap=True)
     if found.untried:
-        console.print(_untried(found), style="dim", soft_wrap=True, markup=False)
+        console.print(_untried(found), style="dim", soft_wrap=True)
     for again in found.seeds:
         yardsticks = (again.yardsticks.reference, again.yardsticks.behaved)
         worst, reference, peace = (
@@ -111,15 +105,15 @@ def show_findings(found: Findings, examples: int, files: dict[str, Path]) -> Non
             for one in (again.worst, *yardsticks)
         )
         told = f"worst case on seed {again.worst.spec.seed}: {worst}, reference {reference}, {WITHOUT} {peace}"
-        console.print(told, soft_wrap=True, markup=False)
-    console.print(verdict(found, examples), soft_wrap=True, markup=False)
+        console.print(told, soft_wrap=True)
+    console.print(verdict(found, examples), soft_wrap=True)
     for name, path in files.items():
         if name != "out":
             console.print(f"written to {path}", style="dim", soft_wrap=True)
 
 
 def _untried(found: Findings) -> str:
-    """How much the budget did not reach, and which attacks not at all."""
+    """How many runs the budget did not suffice for, and which attacks were not tried at all."""
     screened = [Trial(spec, stage, Outcome("skipped")) for stage, spec in found.untried if stage == "screen"]
     tried = {trial.attack for trial in found.trials}
     never = list(dict.fromkeys(trial.attack for trial in screened if trial.attack not in tried))
@@ -130,7 +124,7 @@ def _untried(found: Findings) -> str:
 
 
 def verdict(found: Findings, examples: int) -> str:
-    """What the search comes to, and whether it is more than noise."""
+    """What the search found, and whether it is more than chance."""
     worst, cost = found.worst, found.cost
     if worst is None or cost is None:
         return "no attack came to its end; see above"

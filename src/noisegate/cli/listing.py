@@ -9,31 +9,88 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from noisegate import checks
-from noisegate.aggregators import AGGREGATORS
+from noisegate import checks, paper
+from noisegate.aggregators import AGGREGATORS, Robust
 from noisegate.attacks import ATTACKS
+from noisegate.cli.flags import AsJson
 from noisegate.cli.terminal import Console
 from noisegate.data import SOURCES
 from noisegate.models import MODELS
 from noisegate.runs.spec import DEFAULTS, usual_of
 from noisegate.workers import WORKERS
 
+Entry = dict[str, Any]
 JSON_ONLY = ("goes_with",)
-KINDS = ("datasets", "models", "workers", "attacks", "aggregators", "experiments")
+"""Keys of an entry that have no column of their own."""
+
+
+def _datasets() -> list[Entry]:
+    return [
+        {
+            "name": name,
+            "model": source.model,
+            "workers": source.workers,
+            **{setting: (DEFAULTS | usual_of(name))[setting] for setting in ("batch", "rate")},
+            "about": source.description,
+        }
+        for name, source in SOURCES.items()
+    ]
+
+
+def _models() -> list[Entry]:
+    return [{"name": name, "about": _first_line(builder)} for name, builder in MODELS.items()]
+
+
+def _workers() -> list[Entry]:
+    return [
+        {"name": name, "settings": _settings(entry), "about": _first_line(entry)} for name, entry in WORKERS.items()
+    ]
+
+
+def _attacks() -> list[Entry]:
+    return [
+        {"name": name, "knows": entry.knows, "settings": _settings(entry), "about": _first_line(entry)}  # type: ignore[attr-defined]
+        for name, entry in ATTACKS.items()
+    ]
+
+
+def _aggregators() -> list[Entry]:
+    return [
+        {
+            "name": name,
+            "needs": entry.needs if isinstance(entry, type) and issubclass(entry, Robust) else "",
+            "goes_with": dict(entry.goes_with),  # type: ignore[attr-defined]
+            "settings": _settings(entry),
+            "about": _first_line(entry),
+        }
+        for name, entry in AGGREGATORS.items()
+    ]
+
+
+def _experiments() -> list[Entry]:
+    found = [paper.load(name, seeds=(1,)) for name in (*paper.names(), paper.QUICK)]  # one seed, which is faster
+    return [{"name": one.name, "paper": one.paper, "about": one.title} for one in found]
+
+
+KINDS: dict[str, Callable[[], list[Entry]]] = {
+    "datasets": _datasets,
+    "models": _models,
+    "workers": _workers,
+    "attacks": _attacks,
+    "aggregators": _aggregators,
+    "experiments": _experiments,
+}
 
 
 def show_list(
-    kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS[:-1])} or {KINDS[-1]}.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    kind: Annotated[str, typer.Argument(help=f"{', '.join(list(KINDS)[:-1])} or {list(KINDS)[-1]}.")],
+    as_json: AsJson = False,
 ) -> None:
     """List what a run can be made of."""
     checks.one_of(KINDS, kind=kind)
-    entries = _entries(kind)
+    entries = KINDS[kind]()
     if as_json:
         print(json.dumps({kind: entries}, indent=2))
-        return
-    if not entries:
-        print(f"no {kind} yet")
         return
     table = Table(box=None, pad_edge=False)
     columns = [name for name in entries[0] if name not in JSON_ONLY]
@@ -45,43 +102,6 @@ def show_list(
             told = ", ".join(f"{key} {value}" for key, value in brings.items())
             table.add_row(*("" for _ in columns[:-1]), f"Brings {told}.")
     Console().print(table)
-
-
-def _entries(kind: str) -> list[dict[str, Any]]:
-    if kind == "datasets":
-        return [
-            {
-                "name": name,
-                "model": source.model,
-                "workers": source.workers,
-                **{setting: (DEFAULTS | usual_of(name))[setting] for setting in ("batch", "rate")},
-                "about": source.description,
-            }
-            for name, source in SOURCES.items()
-        ]
-    if kind == "models":
-        return [{"name": name, "about": _first_line(builder)} for name, builder in MODELS.items()]
-    if kind == "workers":
-        return [
-            {"name": name, "settings": _settings(entry), "about": _first_line(entry)} for name, entry in WORKERS.items()
-        ]
-    if kind == "attacks":
-        return [
-            {"name": name, "knows": entry().knows, "settings": _settings(entry), "about": _first_line(entry)}
-            for name, entry in ATTACKS.items()
-        ]
-    if kind == "aggregators":
-        return [
-            {
-                "name": name,
-                "needs": entry().needs,
-                "goes_with": dict(entry().goes_with),
-                "settings": _settings(entry),
-                "about": _first_line(entry),
-            }
-            for name, entry in AGGREGATORS.items()
-        ]
-    return []
 
 
 def _first_line(thing: Callable[..., Any]) -> str:
@@ -96,7 +116,7 @@ def _settings(kind: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
-    """A setting's default; where that is a part itself, its name."""
+    """A setting's default. If that is a part itself: its name."""
     if field.default_factory is dataclasses.MISSING:
         return field.default
     catalog = ATTACKS | AGGREGATORS

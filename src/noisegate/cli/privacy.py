@@ -1,80 +1,77 @@
 """`noisegate privacy`: how much noise a budget needs, or what a noise costs."""
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from noisegate import checks
+from noisegate.cli.flags import AsJson, read_delta, takes
 from noisegate.errors import SpecError
 from noisegate.flips import cost_of_sign, flip_probability
-from noisegate.privacy import IN_WORDS, PAPER, Delta, Guarantee, group_epsilon, guarantee
+from noisegate.privacy import IN_WORDS, Guarantee, group_epsilon, guarantee
 from noisegate.sampling import SAMPLINGS
 
 
-def show_privacy(
+@dataclass(frozen=True)
+class PrivacyFlags:
+    """The flags of `noisegate privacy`."""
+
     samples: Annotated[
         int,
         typer.Option(help="Examples that a worker declares: the rate is batch / samples. With fixed: that it holds."),
-    ],
-    rounds: Annotated[int, typer.Option(help="Rounds of training.")],
-    batch: Annotated[int, typer.Option(help="Examples that a worker uses per round, on average.")] = 16,
-    epsilon: Annotated[float | None, typer.Option(help="Budget: find the noise it needs.")] = None,
-    sigma: Annotated[float | None, typer.Option(help="Noise multiplier: find what it costs.")] = None,
+    ]
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")]
+    batch: Annotated[int, typer.Option(help="Examples that a worker uses per round, on average.")] = 16
+    epsilon: Annotated[float | None, typer.Option(help="Budget: find the noise it needs.")] = None
+    sigma: Annotated[float | None, typer.Option(help="Noise multiplier: find what it costs.")] = None
     delta: Annotated[
         str | None,
         typer.Option(help="A number, or paper: samples to the power -1.1. [1e-5, or 1 / (10 samples) if that is less]"),
-    ] = None,
-    sampling: Annotated[str, typer.Option(help="poisson or fixed (needs --accountant rdp).")] = "poisson",
-    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp (the paper's).")] = "pld",
-    signs: Annotated[
-        int, typer.Option(help="Signs per upload, each flipped at random, instead of Gaussian noise.")
-    ] = 0,
+    ] = None
+    sampling: Annotated[str, typer.Option(help="poisson or fixed (needs --accountant rdp).")] = "poisson"
+    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp (the paper's).")] = "pld"
+    signs: Annotated[int, typer.Option(help="Signs per upload, each flipped at random, instead of Gaussian noise.")] = 0
     group: Annotated[
         list[int] | None,
         typer.Option(help="Also price so many examples of one worker together, as 2; may be given several times."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
-) -> None:
+    ] = None
+    as_json: AsJson = False
+
+
+@takes(PrivacyFlags)
+def show_privacy(flags: PrivacyFlags) -> None:
     """Calibrate the noise for a budget, or price a given noise."""
-    checks.one_of(SAMPLINGS, sampling=sampling)
-    if (epsilon is None) == (sigma is None):
+    checks.one_of(SAMPLINGS, sampling=flags.sampling)
+    if (flags.epsilon is None) == (flags.sigma is None):
         raise SpecError("privacy: give either --epsilon, to find the noise, or --sigma, to find its cost")
     asked: dict[str, Any] = {
-        "examples": samples,
-        "rounds": rounds,
-        "sampling": SAMPLINGS[sampling](batch),
-        "delta": read_delta(delta),
-        "accountant": accountant,
-        "signs": signs,
+        "examples": flags.samples,
+        "rounds": flags.rounds,
+        "sampling": SAMPLINGS[flags.sampling](flags.batch),
+        "delta": read_delta(flags.delta),
+        "accountant": flags.accountant,
+        "signs": flags.signs,
     }
-    found = guarantee(sigma=sigma, epsilon=epsilon, **asked)
-    groups = {size: group_epsilon(size, found.sigma, **asked) for size in group or []}
+    found = guarantee(sigma=flags.sigma, epsilon=flags.epsilon, **asked)
+    groups = {size: group_epsilon(size, found.sigma, **asked) for size in flags.group or []}
     flips = {}
-    if signs:
-        flips = {"flip_probability": flip_probability(found.sigma, signs), "one_sign": cost_of_sign(found.sigma, signs)}
-    if as_json:
+    if flags.signs:
+        flips = {
+            "flip_probability": flip_probability(found.sigma, flags.signs),
+            "one_sign": cost_of_sign(found.sigma, flags.signs),
+        }
+    if flags.as_json:
         told = {"group": list(groups), "group_epsilon": list(groups.values())} if groups else {}
         print(json.dumps(found.as_dict() | flips | told, indent=2))
         return
     _show(found, groups)
     if flips:
         print(
-            f"{signs} signs a round, each flipped with probability {flips['flip_probability']:.4f}: one sign costs "
-            f"{flips['one_sign']:.3g} a round, but an example can turn them all"
+            f"{flags.signs} signs a round, each flipped with probability {flips['flip_probability']:.4f}: one sign "
+            f"costs {flips['one_sign']:.3g} a round, but one example can change all of them"
         )
-
-
-def read_delta(text: str | None) -> Delta:
-    """What --delta says: a number, or the word for the paper's."""
-    if text is None:
-        return None
-    if text == PAPER:
-        return "paper"
-    try:
-        return float(text)
-    except ValueError:
-        raise SpecError(f"delta = {text!r}: must be a number above 0 and below 1, or paper") from None
 
 
 def in_other_ways(epsilon_at_1e_5: float | None, mu: float | None) -> str:

@@ -2,53 +2,53 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress import TextColumn
 
 from noisegate.checks import plain
-from noisegate.cli.run import SILENCE
+from noisegate.cli.bar import bar_of_runs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.runs import Spec, estimate
+from noisegate.sweeps.pool import Pool
 from noisegate.sweeps.sweep import Engine, SweepCell, SweepFolder, make_pool, sweep
 
 LOOK = 2.0
 """Seconds between two looks at how far the runs are."""
 
-WHOLE_SWEEP = 24 * 3600.0
-"""Seconds over which the speed is averaged: a run may take minutes, and the next one half of that."""
+
+@dataclass(frozen=True)
+class PoolSettings:
+    """By what many runs are computed. jobs: runs at a time. time_limit: seconds that a run may take."""
+
+    engine: Engine
+    compute: Compute
+    jobs: int | None
+    time_limit: float | None
+
+    def pool(self, folder: SweepFolder) -> Pool:
+        """The pool that runs the specs of a folder. Settings that no pool can have are an error."""
+        return make_pool(self.engine, folder, self.compute, self.jobs, self.time_limit)
 
 
 def play(
-    title: str,
-    specs: Sequence[Spec],
-    folder: SweepFolder,
-    *,
-    engine: Engine,
-    compute: Compute,
-    jobs: int | None,
-    quiet: bool,
-    time_limit: float | None = None,
+    title: str, specs: Sequence[Spec], folder: SweepFolder, settings: PoolSettings, *, quiet: bool
 ) -> list[SweepCell]:
-    """Run what is not done yet, and tell how far it is. Where it is interrupted, say what is kept, and exit with 130.
+    """Run what is not done yet, and tell how far it is. If it is interrupted, say what is kept, and exit with 130.
 
-    title: the command, which each line begins with. quiet: say nothing but that it was interrupted.
-    time_limit: seconds of a run.
+    title: the command; each line begins with it. quiet: say nothing but that it was interrupted.
     """
     console, cells = Console(stderr=True, quiet=quiet), folder.cells(specs)
-    told = (
-        f"{title}: {there(cells)}, {make_pool(engine, folder, compute, jobs, time_limit).pace}, kept in {folder.path}"
-    )
+    told = f"{title}: {there(cells)}, {settings.pool(folder).pace}, kept in {folder.path}"
     console.print(told, soft_wrap=True, highlight=False)
     try:
-        # Ray, and an attack or an aggregator of anyone's, may print; what belongs to standard output comes later.
+        # Ray and plugins may print. Standard output is for what the command itself prints when it is done.
         with redirect_stdout(sys.stderr), watched(title, console, folder, cells) as watch:
-            return sweep(specs, folder, engine=engine, compute=compute, jobs=jobs, time_limit=time_limit, watch=watch)
+            return sweep(specs, folder, watch=watch, **vars(settings))
     except KeyboardInterrupt:
         done = sum(cell.status == "done" for cell in folder.cells(specs))
         told = f"interrupted: {done} of {runs(len(specs))} done in {folder.path}; the same command goes on"
@@ -60,19 +60,9 @@ def play(
 def watched(
     title: str, console: Console, folder: SweepFolder, cells: Sequence[SweepCell]
 ) -> Iterator[Callable[[SweepCell], None]]:
-    """What is to be called with each run that ends. The bar counts work, also of runs on their way."""
-    bar = Progress(
-        TextColumn(title),
-        BarColumn(bar_width=16),
-        TextColumn("{task.fields[count]}"),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"), markup=False),
-        console=console,
-        transient=True,
-        speed_estimate_period=WHOLE_SWEEP,
-    )
+    """Give the function that is to be called with each run that ends. The bar counts work, also of running runs."""
     ended = {cell.spec.name() for cell in cells if cell.status == "done"}
-    total, spoke, stop = sum(_work(cell.spec) for cell in cells), time.monotonic(), threading.Event()
+    stop = threading.Event()
 
     def done() -> float:
         """Work that is done, as far as it is known."""
@@ -82,26 +72,22 @@ def watched(
     def count() -> str:
         return f"{len(ended)} of {runs(len(cells))}"
 
-    task = bar.add_task(title, total=total, completed=done(), count=count(), status="starting")  # type: ignore[arg-type]
-
     def watch(cell: SweepCell) -> None:
-        nonlocal spoke
         ended.add(cell.spec.name())
         status = f"{plain(cell.spec.name())} " + (f"{cell.result['accuracy']:.3f}" if cell.result else cell.status)
-        bar.update(task, count=count(), status=status)
-        if not console.is_terminal and time.monotonic() - spoke > SILENCE:
-            spoke = time.monotonic()
-            console.print(f"{title}: {count()}; {status}", soft_wrap=True, highlight=False)
+        bar.tell(f"{count()}; {status}", count=count(), status=status)
 
     def look() -> None:
         while not stop.wait(LOOK):
-            bar.update(task, completed=done())
+            bar.update(completed=done())
 
-    if not console.is_terminal or console.quiet:
-        yield watch
-        return
-    looking = threading.Thread(target=look, daemon=True)
-    with bar:
+    total = sum(_work(cell.spec) for cell in cells)
+    column = TextColumn("{task.fields[count]}")
+    with bar_of_runs(console, title, column, total=total, completed=done(), count=count()) as bar:
+        if not bar.visible:
+            yield watch
+            return
+        looking = threading.Thread(target=look, daemon=True)
         looking.start()
         try:
             yield watch
@@ -122,6 +108,6 @@ def runs(count: int) -> str:
 
 
 def _work(spec: Spec) -> float:
-    """About what a run takes, compared to others beside it."""
+    """About how long a run takes, in units that are the same for all runs of a sweep."""
     taken = estimate.seconds([spec], cuda=False)
     return taken if taken is not None else (spec.rounds or 1) * (spec.workers or 1) / (1 - spec.byzantine)

@@ -1,28 +1,23 @@
 """`noisegate redteam`: every attack against one configuration, worst case first."""
 
-import inspect
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+from rich.progress import MofNCompleteColumn
 
 from noisegate.checks import plain, refuse
-from noisegate.cli.findings import as_json as as_json_of
-from noisegate.cli.findings import show_findings
-from noisegate.cli.privacy import read_delta
+from noisegate.cli.bar import bar_of_runs
+from noisegate.cli.findings import as_json, show_findings
+from noisegate.cli.flags import Device, Jobs, Memory, SpecFlags, ThreadsOfEach, TimeLimit, read_numbers, takes
 from noisegate.cli.progress import runs
-from noisegate.cli.run import SILENCE, gather, run_command
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
-from noisegate.errors import SpecError
 from noisegate.redteam import Findings, red_team
 from noisegate.redteam.findings import Stage, Trial
 from noisegate.redteam.plot import describe, plot
@@ -35,99 +30,75 @@ from noisegate.sweeps.outcome import Outcome
 from noisegate.sweeps.pool import Pool
 from noisegate.version import __version__
 
-NOT_OURS = ("threads", "resume", "baselines", "out", "as_json")
-"""Flags of `run` that mean something else here, or nothing."""
 
-SPEC_FLAGS = tuple(
-    name
-    for name in inspect.signature(run_command).parameters
-    if name not in (*NOT_OURS, "spec_file", "settings", "device", "memory")
-)
+@dataclass(frozen=True)
+class RedteamFlags(SpecFlags):
+    """The flags of `noisegate redteam`: those of a spec, and how to search."""
 
-
-def redteam_command(
-    *,
-    threads: Annotated[int | None, typer.Option(help="CPU threads of each run. [1]")] = None,
-    budget: Annotated[
-        int, typer.Option(help="Most runs of the search, beside two without attack and --seeds.")
-    ] = BUDGET,
+    device: Device = "auto"
+    memory: Memory = None
+    threads: ThreadsOfEach = None
+    budget: Annotated[int, typer.Option(help="Most runs of the search, beside two without attack and --seeds.")] = (
+        BUDGET
+    )
     shares: Annotated[
         str, typer.Option(help="Byzantine shares at which the worst attacks are tried too, with commas between them.")
-    ] = ",".join(map(str, SHARES)),
+    ] = ",".join(map(str, SHARES))
     seeds: Annotated[
         str, typer.Option(help="Other seeds on which the worst case is repeated in the end, as 2,3,4. [none]")
-    ] = "",
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Seconds that a run may take; then it has failed. [no limit]")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder; a search that is there goes on. [runs/redteam-NAME]")
-    ] = None,
+    ] = ""
+    jobs: Jobs = None
+    time_limit: TimeLimit = None
+    out: Annotated[Path | None, typer.Option(help="Folder; a search that is there goes on. [runs/redteam-NAME]")] = None
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what was found as one JSON object and nothing else.")
-    ] = False,
-    **of_run: Any,
-) -> None:
+    ] = False
+
+
+@takes(RedteamFlags)
+def redteam_command(flags: RedteamFlags) -> None:
     """Search for the attack that harms a configuration most: every attack there is, then settings of the worst.
 
     SPEC.toml and flags say what is attacked, as in `run`; --attack, with its settings, is only the first to be tried.
     """
-    spec_file, settings = of_run["spec_file"], of_run["settings"] or []
-    of_run["delta"] = read_delta(of_run["delta"])
-    flags = {name: of_run[name] for name in SPEC_FLAGS if of_run[name] is not None}
-    compute = Compute(device=of_run["device"], threads=threads, memory=of_run["memory"])
-    spec = gather(spec_file, flags, settings)
-    others, repeats = _numbers("shares", shares, float), _numbers("seeds", seeds, int)
-    check_search(spec, budget, others)
-    pool = Pool(compute, jobs, time_limit=time_limit)
+    compute = Compute(device=flags.device, threads=flags.threads, memory=flags.memory)
+    spec = flags.spec()
+    shares, seeds = read_numbers("shares", flags.shares, float), read_numbers("seeds", flags.seeds, int)
+    check_search(spec, flags.budget, shares)
+    pool = Pool(compute, flags.jobs, time_limit=flags.time_limit)
     # What is wrong with the configuration itself is said once, and not once for every attack.
     setup = prepare(behaved(spec), compute)
-    _check_somebody_lies(spec, others, setup)
+    _check_there_are_byzantine_workers(spec, shares, setup)
     examples, terms = len(setup.y_test), {spec.seed: costs.terms_of(behaved(spec), setup)}
     del setup  # which has its data on the device
-    if spec.sampling == "fixed":  # where the noise follows how many examples the smallest worker holds, on each seed
-        others_ready = {seed: replace(behaved(spec), seed=seed) for seed in repeats}
-        terms |= {seed: costs.terms_of(one, prepare(one, compute)) for seed, one in others_ready.items()}
-    console = Console(stderr=True, quiet=as_json)
-    with TrialFolder(out or Path("runs") / f"redteam-{spec.name()}", spec, pool.how) as folder:
-        _announce(console, budget, pool, folder)
+    if spec.sampling == "fixed":  # the noise follows how many examples the smallest worker holds, on each seed
+        others = {seed: replace(behaved(spec), seed=seed) for seed in seeds}
+        terms |= {seed: costs.terms_of(other, prepare(other, compute)) for seed, other in others.items()}
+    console = Console(stderr=True, quiet=flags.as_json)
+    with TrialFolder(flags.out or Path("runs") / f"redteam-{spec.name()}", spec, pool.how) as folder:
+        _announce(console, flags.budget, pool, folder)
         try:
-            with _watched(console, budget, spec.byzantine) as watch, pool:
+            with _watched(console, flags.budget, spec.byzantine) as watch, pool:
                 evaluate = Evaluation(pool, folder, watch)
-                found = red_team(spec, evaluate, budget=budget, shares=others, seeds=repeats)
+                found = red_team(spec, evaluate, budget=flags.budget, shares=shares, seeds=seeds)
         except KeyboardInterrupt:
             told = f"interrupted: {runs(len(folder))} kept in {folder.path}; the same command goes on from there"
             Console(stderr=True).print(told, soft_wrap=True)
             raise typer.Exit(130) from None
         files = _write(found, folder, pool)
     cost = _bills(found, terms)
-    if as_json:
+    if flags.as_json:
         named = {name: str(path) for name, path in files.items()}
-        print(json.dumps({**as_json_of(found, examples), **costs.as_json(cost), **named}, indent=2))
+        print(json.dumps({**as_json(found, examples), **costs.as_json(cost), **named}, indent=2))
     else:
         show_findings(found, examples, files)
         show_costs(cost, Console())
 
 
-def _sign(command: Any) -> None:
-    """Give `redteam` the flags of `run`, from `run` itself, so that they cannot drift apart."""
-    own = inspect.signature(command, eval_str=True)
-    taken = inspect.signature(run_command, eval_str=True).parameters.values()
-    mine = [entry for entry in own.parameters.values() if entry.kind is not inspect.Parameter.VAR_KEYWORD]
-    theirs = [entry.replace(kind=inspect.Parameter.KEYWORD_ONLY) for entry in taken if entry.name not in NOT_OURS]
-    everything = [*theirs, *mine]
-    command.__signature__ = own.replace(parameters=everything)
-    command.__annotations__ = {entry.name: entry.annotation for entry in everything}
-
-
-_sign(redteam_command)
-
-
 class Evaluation:
-    """Runs what the folder does not know yet, and keeps each run there as soon as it ends."""
+    """It runs what the folder does not hold yet, and keeps each run there as soon as it ends."""
 
-    def __init__(self, pool: Pool, folder: TrialFolder, watch: Any) -> None:
+    def __init__(self, pool: Pool, folder: TrialFolder, watch: Callable[[Trial], None]) -> None:
         self.pool, self.folder, self.watch = pool, folder, watch
 
     def __call__(self, specs: Sequence[Spec], stage: Stage) -> list[Outcome]:
@@ -145,7 +116,7 @@ class Evaluation:
 
 
 def _announce(console: Console, budget: int, pool: Pool, folder: TrialFolder) -> None:
-    """What is about to happen, and what has already."""
+    """Say how many runs there may be, and how many of them are there already."""
     told = f"redteam: at most {runs(budget)}, {pool.jobs} at a time, kept in {folder.path}"
     if len(folder):
         told += f"; {len(folder)} are there already"
@@ -157,42 +128,24 @@ def _announce(console: Console, budget: int, pool: Pool, folder: TrialFolder) ->
 
 
 @contextmanager
-def _watched(console: Console, budget: int, share: float) -> Iterator[Any]:
-    """A progress bar on a terminal, and otherwise a line now and then. share: the one whose worst case is asked for."""
-    bar = Progress(
-        TextColumn("redteam"),
-        BarColumn(bar_width=16),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(elapsed_when_finished=True),
-        TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"), markup=False),
-        console=console,
-        transient=True,
-    )
-    task = bar.add_task("redteam", total=budget, status="starting")
-    spoke, done, worst = time.monotonic(), 0, float("inf")
+def _watched(console: Console, budget: int, share: float) -> Iterator[Callable[[Trial], None]]:
+    """Give the function that is to be called with each trial that ends. share: the one whose worst case is told."""
+    done, worst = 0, float("inf")
 
     def watch(trial: Trial) -> None:
-        nonlocal spoke, done, worst
+        nonlocal done, worst
         if trial.stage not in ("reference", "seeds"):
             done += trial.outcome.status != "skipped"
             worst = min(worst, trial.accuracy if trial.spec.byzantine == share else worst)
         status = (f"worst so far {worst:.3f}; " if worst <= 1 else "") + _ended(trial)
-        bar.update(task, completed=done, status=status)
-        if not console.is_terminal and time.monotonic() - spoke > SILENCE:
-            spoke = time.monotonic()
-            console.print(f"redteam: {done} of at most {runs(budget)}; {status}", soft_wrap=True)
+        bar.tell(f"{done} of at most {runs(budget)}; {status}", completed=done, status=status)
 
-    if console.is_terminal:
-        bar.start()
-    try:
+    with bar_of_runs(console, "redteam", MofNCompleteColumn(), total=budget) as bar:
         yield watch
-    finally:
-        if bar.live.is_started:
-            bar.stop()
 
 
 def _ended(trial: Trial) -> str:
-    """What has ended, in a few words."""
+    """A trial that has ended, in a few words."""
     told = "reference" if trial.spec.byzantine == 0 else plain(describe(trial))
     if trial.stage == "shares":
         told += f" at {trial.spec.byzantine:.0%}"
@@ -203,15 +156,8 @@ def _ended(trial: Trial) -> str:
     return f"{stage}{told} {f'{trial.accuracy:.3f}' if done else trial.outcome.status}"
 
 
-def _numbers(name: str, text: str, kind: type[float] | type[int]) -> list[Any]:
-    try:
-        return [kind(word) for word in text.split(",") if word.strip()]
-    except ValueError:
-        raise SpecError(f"{name} = {text!r}: must be numbers with commas between them") from None
-
-
-def _check_somebody_lies(spec: Spec, shares: Sequence[float], setup: Setup) -> None:
-    """A small share of few workers is nobody."""
+def _check_there_are_byzantine_workers(spec: Spec, shares: Sequence[float], setup: Setup) -> None:
+    """A small share of few workers may be less than one worker."""
     honest = int((~setup.federation.adversary.byzantine).sum())
     for name, share in [("byzantine", spec.byzantine), *(("shares", share) for share in shares)]:
         if replace(spec, byzantine=share).count_byzantine(honest) == 0:
@@ -219,7 +165,7 @@ def _check_somebody_lies(spec: Spec, shares: Sequence[float], setup: Setup) -> N
 
 
 def _write(found: Findings, folder: TrialFolder, pool: Pool) -> dict[str, Path]:
-    """The plot and the worst case, if a run ended at all."""
+    """Write the plot and the worst case, if any attack was run to its end."""
     files = {"out": folder.path}
     if found.worst is not None:
         files["plot"] = folder.write("plot.html", plot(found))
@@ -230,9 +176,10 @@ def _write(found: Findings, folder: TrialFolder, pool: Pool) -> dict[str, Path]:
 
 
 def _bills(found: Findings, terms: Mapping[int, costs.PricedRun]) -> list[costs.Bill]:
-    """What the search cost. Every run trains on the same data with the same noise; those that failed count too.
+    """What the search cost. Every run trains on the same data with the same noise. Runs that failed count too.
 
-    terms: by seed, those of a run in which all behave. Only there do several workers that behave hold one example.
+    terms: by seed, what a run costs in which the Byzantine workers behave. Only in such a run do they hold copies of
+    private examples.
     """
     yardsticks = [found.yardsticks, *(again.yardsticks for again in found.seeds)]
     trials = [*found.trials, *(again.worst for again in found.seeds)]

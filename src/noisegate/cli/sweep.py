@@ -2,64 +2,61 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from noisegate.cli.progress import play, runs, there
-from noisegate.cli.table import show_costs
+from noisegate.cli import flags
+from noisegate.cli.progress import PoolSettings, play, runs, there
+from noisegate.cli.table import MOST_MESSAGE, show_costs, spread
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.redteam.plot import part
 from noisegate.runs import Spec, costs
 from noisegate.sweeps.bills import bills_of
-from noisegate.sweeps.sweep import Engine, SweepCell, SweepFolder, SweepGrid, make_pool, read_grid
-
-MOST_MESSAGE = 300
+from noisegate.sweeps.sweep import SweepCell, SweepFolder, SweepGrid, read_grid
 
 
-def sweep_command(
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Settings, and lists under [sweep].")],
-    engine: Annotated[
-        str, typer.Option(help="local, or ray: the cluster of RAY_ADDRESS, else one on this machine.")
-    ] = "local",
-    jobs: Annotated[int | None, typer.Option(help="Runs at a time. [as many as cores; 16 on CUDA]")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder; what is done there stays. [runs/sweep-SPEC]")] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    threads: Annotated[int | None, typer.Option(help="CPU threads of each run. [1]")] = None,
-    memory: Annotated[
-        int | None, typer.Option(help="MiB of each run beside the uploads of two rounds. [1024; 8192 on CUDA]")
-    ] = None,
-    time_limit: Annotated[
-        float | None, typer.Option(help="Seconds that a run may take; then it has failed. [no limit]")
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as one JSON object.")] = False,
-) -> None:
+@dataclass(frozen=True)
+class SweepFlags:
+    """The flags of `noisegate sweep`."""
+
+    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Settings, and lists under [sweep].")]
+    engine: flags.Engine = "local"
+    jobs: flags.Jobs = None
+    out: Annotated[Path | None, typer.Option(help="Folder; what is done there stays. [runs/sweep-SPEC]")] = None
+    device: flags.Device = "auto"
+    threads: flags.ThreadsOfEach = None
+    memory: flags.MemoryOfEach = None
+    time_limit: flags.TimeLimit = None
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False
+    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as one JSON object.")] = False
+
+
+@flags.takes(SweepFlags)
+def sweep_command(given: SweepFlags) -> None:
     """Run every combination of the values under [sweep]. The same command goes on where it was interrupted."""
-    grid = read_grid(spec_file)
+    grid = read_grid(given.spec_file)
     specs = grid.specs()
-    compute = Compute(device=device, threads=threads, memory=memory)
-    folder = SweepFolder(out or Path("runs") / f"sweep-{spec_file.stem}")
-    kind: Engine = engine  # type: ignore[assignment]  # which `make_pool` checks
-    make_pool(kind, folder, compute, jobs, time_limit)  # so that a mistake is told before anything is written
+    folder = SweepFolder(given.out or Path("runs") / f"sweep-{given.spec_file.stem}")
+    compute = Compute(device=given.device, threads=given.threads, memory=given.memory)
+    settings = PoolSettings(given.engine, compute, given.jobs, given.time_limit)  # type: ignore[arg-type]  # see below
+    settings.pool(folder)  # which checks the settings before anything is written
     folder.check(specs)
-    if dry_run:
+    if given.dry_run:
         cells = folder.cells(specs)
     else:
-        folder.keep(spec_file.read_bytes(), specs)
-        cells = play(
-            "sweep", specs, folder, engine=kind, compute=compute, jobs=jobs, quiet=as_json, time_limit=time_limit
-        )
-    cost = bills_of(cells) if not dry_run else []
-    if as_json:
+        folder.keep(given.spec_file.read_bytes(), specs)
+        cells = play("sweep", specs, folder, settings, quiet=given.as_json)
+    cost = bills_of(cells) if not given.dry_run else []
+    if given.as_json:
         print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))
     else:
-        _show(grid, cells, folder, None if dry_run else cost)
-    if not dry_run and (_count(cells, "failed") or not _count(cells, "done")):
+        _show(grid, cells, folder, None if given.dry_run else cost)
+    if not given.dry_run and (_count(cells, "failed") or not _count(cells, "done")):
         raise typer.Exit(1)
 
 
@@ -69,7 +66,7 @@ def _settings(spec: Spec, keys: Sequence[str]) -> dict[str, Any]:
 
 
 def _rows(grid: SweepGrid, cells: Sequence[SweepCell]) -> list[tuple[dict[str, Any], list[SweepCell]]]:
-    """What varied beside the seed, and the runs that have it in common."""
+    """Each combination of the settings that vary beside the seed, and its runs."""
     keys = [key for key in grid.varied() if key != "seed"]
     rows: dict[str, tuple[dict[str, Any], list[SweepCell]]] = {}
     for cell in cells:
@@ -79,8 +76,7 @@ def _rows(grid: SweepGrid, cells: Sequence[SweepCell]) -> list[tuple[dict[str, A
 
 
 def _spread(cells: Sequence[SweepCell]) -> dict[str, float]:
-    known = [cell.result["accuracy"] for cell in cells if cell.result]
-    return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else {}
+    return spread(cell.result["accuracy"] for cell in cells if cell.result)
 
 
 def _as_json(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder) -> dict[str, Any]:
@@ -107,7 +103,7 @@ def _as_json(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder) -
 
 
 def _show(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder, cost: Sequence[costs.Bill] | None) -> None:
-    """A line for each combination, and what did not come off. cost: of all of it; None if nothing was run."""
+    """Print a line for each combination, and the runs that failed. cost: of all runs; None if nothing was run."""
     console, rows = Console(highlight=False), _rows(grid, cells)
     seeds = "seed" in grid.varied()
     table = Table(box=None, pad_edge=False)
@@ -116,19 +112,19 @@ def _show(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder, cost
     for name in ["mean", "min", "max", "seeds"] if seeds else ["accuracy"]:
         table.add_column(name, justify="right")
     for settings, some in rows:
-        spread, done = _spread(some), _count(some, "done")
-        numbers = [f"{spread[name]:.3f}" if spread else "" for name in ("mean", "min", "max")]
+        accuracies, done = _spread(some), _count(some, "done")
+        numbers = [f"{accuracies[name]:.3f}" if accuracies else "" for name in ("mean", "min", "max")]
         if seeds:
             numbers.append(f"{done}" if done == len(some) else f"{done} of {len(some)}")
         else:
-            numbers = [numbers[0] if spread else some[0].status]
+            numbers = [numbers[0] if accuracies else some[0].status]
         table.add_row(*map(part, settings.values()), *numbers)
     console.print(table)
     for cell in cells:
         if cell.status in ("failed", "skipped"):
             chosen = ", ".join(f"{key} {part(value)}" for key, value in _settings(cell.spec, grid.varied()).items())
             told = f"{cell.status}: {chosen or cell.spec.name()}: {' '.join(cell.message.split())}"
-            console.print(told[:MOST_MESSAGE], soft_wrap=True, markup=False)
+            console.print(told[:MOST_MESSAGE], soft_wrap=True)
     if cost is None:
         console.print(f"{there(cells)}; nothing was run", soft_wrap=True)
         return

@@ -1,56 +1,37 @@
-"""A result for people."""
+"""What a run found, and what it cost, for people."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 from rich.table import Table
 
 from noisegate.cli.terminal import Console
 from noisegate.privacy import IN_WORDS
 from noisegate.privacy.statement import COMMON_DELTA
+from noisegate.redteam.plot import part
 from noisegate.runs import Result, Spec
 from noisegate.runs.costs import Bill
 from noisegate.runs.promise import STATED
 
+MOST_MESSAGE = 300
+"""Characters of a run's message that are shown."""
+
+Row = tuple[str, str, str]
+"""What a line is about, its number, and what the number means."""
+
 
 def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out: Path) -> None:
-    """The short table that ends a run. cost: what all that was trained costs together."""
+    """Print the short table that ends a run.
+
+    proportion: the accuracies of the reference and the undefended run, if they were run. cost: of all runs together.
+    """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim", overflow="fold")
-    lying = (
-        f"{result.byzantine_workers} of {result.workers + result.byzantine_workers} workers ({result.byzantine:.0%})"
-    )
-    fight = f"{_part(result.spec['aggregator'])} against {_part(result.spec['attack'])} by {lying}"
-    table.add_row("accuracy", f"{result.accuracy:.3f}", fight)
-    if result.believed_byzantine is not None:
-        table.add_row("liars reckoned with", f"{result.believed_byzantine}", _reckoning(result))
-    if proportion:
-        clean, open_door = proportion["reference_accuracy"], proportion["undefended_accuracy"]
-        table.add_row("reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean")
-        table.add_row("undefended", f"{open_door:.3f}", "plain mean under the same attack")
-    if result.spec["worker"]["name"] != "normalized":
-        brought = f"{_part(result.spec['worker'])}, batch {result.spec['batch']}, rate {result.spec['rate']:g}"
-        table.add_row("worker", "", brought)
-    for row in _promise(result, cost):
+    for row in (*_accuracy(result, proportion), *_promise(result, cost), *_uploads(result), _time(result)):
         table.add_row(*row)
-    if result.rounds_lost:
-        table.add_row("rounds lost", f"{result.rounds_lost}", "with a process that ended; paid for, never drawn again")
-    table.add_row("honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest")
-    table.add_row("Byzantine uploads used", f"{result.byzantine_selected:.1%}", "of the uploads that made the model")
-    if malformed := sum(line["rejected"].get("malformed", {"byzantine": 0})["byzantine"] for line in result.curve):
-        sent = result.rounds * result.byzantine_workers
-        table.add_row(
-            "malformed uploads",
-            f"{malformed / sent:.1%}",
-            "of the Byzantine ones; a forge must give (M, d) floats, or None if needs_own",
-        )
-    pace = f"{result.rounds} rounds, {result.ms_per_round:.1f} ms each"
-    table.add_row(
-        "time", f"{result.seconds:.1f} s", f"{pace}; {result.dataset}, {result.model} ({result.parameters:,})"
-    )
     console = Console()
     console.print(table)
     console.print(f"written to {out}", style="dim", soft_wrap=True)
@@ -59,14 +40,72 @@ def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out
         console.print(research, style="dim", soft_wrap=True)
 
 
+def _accuracy(result: Result, proportion: Mapping[str, float]) -> Iterator[Row]:
+    """How accurate the model is, and what that is to be compared with."""
+    total = result.workers + result.byzantine_workers
+    workers = f"{result.byzantine_workers} of {total} workers ({result.byzantine:.0%})"
+    parties = f"{part(result.spec['aggregator'])} against {part(result.spec['attack'])} by {workers}"
+    yield "accuracy", f"{result.accuracy:.3f}", parties
+    if result.believed_byzantine is not None:
+        yield "Byzantine assumed", f"{result.believed_byzantine}", _assumption(result)
+    if proportion:
+        clean, averaged = proportion["reference_accuracy"], proportion["undefended_accuracy"]
+        yield "reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean"
+        yield "undefended", f"{averaged:.3f}", "plain mean under the same attack"
+    if result.spec["worker"]["name"] != "normalized":
+        yield "worker", "", f"{part(result.spec['worker'])}, batch {result.spec['batch']}, rate {result.spec['rate']:g}"
+
+
+def _uploads(result: Result) -> Iterator[Row]:
+    """What became of the uploads."""
+    if result.rounds_lost:
+        yield "rounds lost", f"{result.rounds_lost}", "with a process that ended; paid for, never drawn again"
+    yield "honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest"
+    yield _byzantine_weight(result)
+    if result.spec.get("absent"):
+        missing = sum(_counted(result, "missing").values())
+        sent = result.rounds * (result.workers + result.byzantine_workers)
+        yield "missing uploads", f"{missing / sent:.1%}", f"{missing:,} of {sent:,} did not arrive"
+    if malformed := _counted(result, "malformed")["byzantine"]:
+        share = malformed / (result.rounds * result.byzantine_workers)
+        why = "of the Byzantine ones; a forge must give (M, d) floats, or None if needs_own"
+        yield "malformed uploads", f"{share:.1%}", why
+
+
+def _byzantine_weight(result: Result) -> Row:
+    """How much of the model is Byzantine: by weight, and by head count. Older results have the head count alone."""
+    weight = result.byzantine_weight
+    if weight is None:
+        return "Byzantine uploads used", f"{result.byzantine_selected:.1%}", "of the uploads that made the model"
+    heads = f"{result.byzantine_selected:.1%} of the uploads used"
+    return "Byzantine weight", f"{weight:.1%}", f"of the weight in the model; {heads}"
+
+
+def _counted(result: Result, reason: str) -> dict[str, int]:
+    """How many uploads of each group were not used for this reason."""
+    counts = [line["rejected"].get(reason, {}) for line in result.curve]
+    return {group: sum(pair.get(group, 0) for pair in counts) for group in ("honest", "byzantine")}
+
+
+def _time(result: Result) -> Row:
+    pace = f"{result.rounds} rounds, {result.ms_per_round:.1f} ms each"
+    return "time", f"{result.seconds:.1f} s", f"{pace}; {result.dataset}, {result.model} ({result.parameters:,})"
+
+
+def spread(values: Iterable[float]) -> dict[str, float]:
+    """The mean and the range of some numbers; nothing if there is none."""
+    known = list(values)
+    return {"mean": fmean(known), "min": min(known), "max": max(known)} if known else {}
+
+
 def show_costs(found: Sequence[Bill], console: Console) -> None:
-    """What everything that a command trained costs together: a sentence for each data set."""
+    """Print what all runs of a command cost together: a sentence for each data set."""
     for bill in found:
-        console.print(bill.sentence(), soft_wrap=True, highlight=False, markup=False)
+        console.print(bill.sentence(), soft_wrap=True, highlight=False)
 
 
-def _promise(result: Result, cost: Bill) -> Iterator[tuple[str, str, str]]:
-    """What the run promises each example, in every way that is known; and what all that was trained costs together."""
+def _promise(result: Result, cost: Bill) -> Iterator[Row]:
+    """What the run promises each example, and what all runs of the command cost it together."""
     if result.epsilon is None:
         yield "epsilon", "none", "sigma 0: nothing is private"
     else:
@@ -91,8 +130,8 @@ def _promise(result: Result, cost: Bill) -> Iterator[tuple[str, str, str]]:
         yield "  together", f"{cost.epsilon:.3f}", f"{all_of}, at delta {cost.delta:.2g}"
 
 
-def _reckoning(result: Result) -> str:
-    """Why an aggregator reckons with so many Byzantine workers."""
+def _assumption(result: Result) -> str:
+    """Why an aggregator assumes so many Byzantine workers."""
     aggregator = Spec(**result.spec).build_aggregator()
     if aggregator.chosen() is not None:
         why = "as set"
@@ -103,13 +142,3 @@ def _reckoning(result: Result) -> str:
     else:
         why = "as many as there are"
     return f"{why}; it needs {aggregator.condition()}"
-
-
-def _part(part: Any) -> str:
-    """A part's name, and in parentheses the settings that were chosen."""
-    if not isinstance(part, Mapping):
-        return str(part)
-    settings = dict(part)
-    name = str(settings.pop("name"))
-    chosen = ", ".join(f"{key} {_part(value)}" for key, value in settings.items())
-    return f"{name} ({chosen})" if chosen else name

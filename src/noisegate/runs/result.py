@@ -22,10 +22,10 @@ class Result:
     accuracy: of the last round; best_accuracy is the best of the evaluated ones, beside it and never instead of it.
     honest_rejected: share of the honest uploads that arrived which a test refused. byzantine_weight: the weight that
     Byzantine uploads had in the model, of that of all uploads; byzantine_selected: their share of the uploads used, by
-    head count. missing: share of the uploads that did not arrive. epsilon: the largest of the honest workers' own (worker_epsilons, by position), None without any noise;
-    accountant is "stated" if it could not be checked. believed_byzantine: how many liars the aggregator reckons with,
-    if it asks.
-    seconds: of all rounds, without pauses.
+    head count. missing: share of the uploads that did not arrive. Results of earlier versions have neither weight nor
+    missing uploads. epsilon: the largest of the honest workers' own (worker_epsilons, by position), None without any
+    noise; accountant is "stated" if it could not be checked. believed_byzantine: how many Byzantine workers the
+    aggregator reckons with, if it asks. seconds: of all rounds, without pauses.
     """
 
     accuracy: float
@@ -47,8 +47,6 @@ class Result:
     seed: int
     honest_rejected: float
     byzantine_selected: float
-    byzantine_weight: float
-    missing: float
     accountant: str
     worker_epsilons: list[float]
     relation: str
@@ -63,6 +61,8 @@ class Result:
     spec: dict[str, Any]
     seconds: float
     ms_per_round: float
+    byzantine_weight: float | None = None
+    missing: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""

@@ -125,6 +125,8 @@ class Spec:
         checks.fraction(byzantine=self.byzantine)
         checks.share(attack_start=self.attack_start)
         _optional(checks.fraction, "absent", self.absent)
+        if self.absent == 0:
+            object.__setattr__(self, "absent", None)  # the same run
         if self.non_iid and self.dirichlet is not None:
             raise SpecError(f"dirichlet = {self.dirichlet}: cannot be combined with non_iid; choose one partition")
         self.build_attack(), self.build_aggregator(), self.build_worker()

@@ -1,5 +1,6 @@
 """Checks of what a file says about a run: types, ranges, and whether the numbers agree with each other."""
 
+import dataclasses
 import typing
 from itertools import pairwise
 from typing import Any
@@ -9,7 +10,10 @@ from noisegate.errors import SpecError, StoreError
 from noisegate.runs.files import count, number
 from noisegate.views import Reason
 
-SHARES = ("accuracy", "best_accuracy", "byzantine", "honest_rejected", "byzantine_selected", "sampling_rate")
+SHARES = (
+    *("accuracy", "best_accuracy", "byzantine", "honest_rejected", "byzantine_selected", "sampling_rate"),
+    *("byzantine_weight", "missing"),
+)
 """The fields of a result that are numbers from 0 to 1."""
 
 AT_LEAST_ONE = ("rounds", "workers", "parameters", "declared", "copies")
@@ -26,12 +30,18 @@ DEEPEST = 32
 
 
 def fields_of(kind: type, found: dict[str, Any], where: str) -> dict[str, Any]:
-    """The fields of a dataclass from a JSON object. StoreError if one is missing, of another type or out of range."""
+    """The fields of a dataclass from a JSON object. StoreError if one is missing, of another type or out of range.
+
+    A field with a default may be missing: earlier versions did not write it.
+    """
     hints = typing.get_type_hints(kind)
-    if missing := [name for name in hints if name not in found]:
+    needed = [field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING]
+    if missing := [name for name in needed if name not in found]:
         raise StoreError(f"{where} lacks {', '.join(missing)}")
     values = {}
     for name, hint in hints.items():
+        if name not in found:
+            continue
         try:
             value = values[name] = typed(name, found[name], hint)
         except SpecError:
