@@ -272,9 +272,7 @@ def test_set_reads_values_as_toml_or_text():
     spec = SpecFlags(aggregator="two-stage", settings=both).spec()
     assert spec.aggregator == {"name": "two-stage", "width": 2, "stages": 1}
     assert spec.worker == {"name": "normalized", "momentum": 0.3}
-    followed = SpecFlags(
-        settings=["worker.carry=0.3", "aggregator.aggregator=median"], aggregator="guerraoui"
-    ).spec()
+    followed = SpecFlags(settings=["worker.carry=0.3", "aggregator.aggregator=median"], aggregator="guerraoui").spec()
     assert followed.worker == {"name": "clipped-momentum", "carry": 0.3}, "the worker that the aggregator goes with"
 
 

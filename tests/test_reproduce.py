@@ -499,7 +499,10 @@ def test_the_list_shows_every_experiment_with_its_runs():
         (["--epsilon", "two"], "must be numbers"),
         (["--setting", "odd"], "must be iid or non-iid"),
         (["--dataset", "cifar"], "no cell"),
-        (["--engine", "slurm", "--quick", "--seeds", "1", "--attack", "none"], "engine = 'slurm': unknown; choose from local, ray"),
+        (
+            ["--engine", "slurm", "--quick", "--seeds", "1", "--attack", "none"],
+            "engine = 'slurm': unknown; choose from local, ray",
+        ),
         (["--from", "nowhere.csv"], "cannot be read"),
     ],
 )
