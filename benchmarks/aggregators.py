@@ -30,7 +30,8 @@ from byzfl_golden import BYZFL, import_byzfl
 from common import Step, clear, clock, shown, versions
 from noisegate.aggregators import AGGREGATORS
 from noisegate.catalog import build
-from noisegate.views import ServerView, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import ServerView
 
 CPU = torch.device("cpu")
 D = 25_450
@@ -77,7 +78,7 @@ def ours(name: str, workers: int, d: int) -> Step:
     """
     rng = noisegate.stream(0, "benchmark")
     uploads, gradient = torch.randn(workers, d, generator=rng), torch.randn(d, generator=rng)
-    rows, norms, present = receive(uploads, workers, d, uploads, in_place=True)
+    rows, norms, present, _ = receive(uploads, workers, d, uploads, in_place=True)
     honest, ties = workers - workers // 5, torch.randperm(workers, generator=rng)
     view = ServerView(rows, norms, present, 1.0, honest, lambda normalized: gradient, ties)
     aggregator = build("aggregator", SETTINGS.get(name, name), AGGREGATORS)

@@ -95,7 +95,7 @@ def test_too_few_workers_for_an_aggregator_are_refused(quick):
 def test_gamma_is_a_belief_about_byzantine_workers_too(quick):
     for gamma, believed in ((0.9, 25 - math.ceil(0.9 * 25)), (0.2, 11)):
         federation = prepare(quick(aggregator="krum", gamma=gamma), Compute(device="cpu")).federation
-        assert federation.aggregator.reckoned(25, federation.believed_honest) == believed
+        assert federation.server.aggregator.reckoned(25, federation.server.believed_honest) == believed
 
 
 def test_the_table_says_why(cli, tmp_path):

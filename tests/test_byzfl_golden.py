@@ -30,7 +30,8 @@ from noisegate.attacks.a_little import ALittle
 from noisegate.attacks.inner import Inner
 from noisegate.attacks.mimic import Mimic
 from noisegate.attacks.sign_flip import SignFlip
-from noisegate.views import AdversaryView, ServerView, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import AdversaryView, ServerView
 
 GOLDEN = np.load(Path(__file__).parent / "golden" / "byzfl.npz")
 CASES = sorted({name.split("/")[0] for name in GOLDEN})
@@ -58,7 +59,7 @@ class Case:
 
     def view(self) -> ServerView:
         n, d = self.vectors.shape
-        rows, norms, present = receive(self.vectors, n, d, self.vectors)
+        rows, norms, present, _ = receive(self.vectors, n, d, self.vectors)
         return ServerView(rows, norms, present, 1.0, n - self.f, lambda normalized: torch.zeros(d), torch.arange(n))
 
     def agrees(self, ours: torch.Tensor, what: str) -> None:

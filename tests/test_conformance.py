@@ -21,7 +21,8 @@ from noisegate.roles import Aggregator
 from noisegate.runs.setup import prepare
 from noisegate.simulate import first_state, play
 from noisegate.streams import stream
-from noisegate.views import KNOWS, AdversaryView, DataView, Reason, ServerView, Verdict, as_rows, receive
+from noisegate.protocol.intake import as_rows, receive
+from noisegate.views import KNOWS, AdversaryView, DataView, Reason, ServerView, Verdict
 
 N, D, BELIEVED, NOISE_STD = 12, 600, 5, 0.15
 LIKE = torch.zeros(D)
@@ -96,7 +97,7 @@ def server_view(uploads, seed: int = 0, believed: int = BELIEVED, missing=None) 
     if missing is not None:
         missing = torch.tensor([i in missing for i in range(n)])
         uploads = torch.where(missing[:, None], torch.nan, uploads)
-    rows, norms, present = receive(uploads, n, D, LIKE)
+    rows, norms, present, _ = receive(uploads, n, D, LIKE)
     gradients = torch.randn(20, D, generator=stream(seed, "auxiliary"))
     ties = torch.randperm(n, generator=stream(seed, "ties"))
     own = torch.nn.functional.normalize(gradients, dim=1) / 2
@@ -358,7 +359,7 @@ ANYTHING = {
 
 def test_receive_takes_anything():
     for name, (sent, well_formed) in ANYTHING.items():
-        rows, norms, present = receive(sent, 3, 4, torch.zeros(4))
+        rows, norms, present, _ = receive(sent, 3, 4, torch.zeros(4))
         assert rows.shape == (3, 4), name
         assert rows.dtype == torch.float32, name
         assert not rows.requires_grad, name
@@ -371,7 +372,7 @@ def test_receive_takes_anything():
 def test_receive_takes_unusual_tensors():
     unusual = torch.zeros(3, 4).to_sparse(), torch.zeros(3, 4, device="meta")
     for sent in (*unusual, [unusual[0][0]] * 3, [unusual[1][0]] * 3):
-        rows, _, _ = receive(sent, 3, 4, torch.zeros(4))
+        rows, _, _, _ = receive(sent, 3, 4, torch.zeros(4))
         assert rows.shape == (3, 4)
         assert bool(rows.isfinite().all())
 
@@ -379,7 +380,7 @@ def test_receive_takes_unusual_tensors():
 def test_receive_leaves_what_was_sent_alone():
     sent = torch.tensor([[1.0, torch.nan], [3.0, 4.0]])
     before = sent.clone()
-    rows, norms, present = receive(sent, 2, 2, torch.zeros(2))
+    rows, norms, present, _ = receive(sent, 2, 2, torch.zeros(2))
     assert torch.equal(sent.isnan(), before.isnan())
     assert rows.tolist() == [[0.0, 0.0], [3.0, 4.0]]
     assert norms.tolist() == [0.0, 5.0]
@@ -684,7 +685,7 @@ def test_an_attack_cannot_change_what_it_is_shown(quick):
     prepared = prepare(quick(aggregator="mean"), Compute(device="cpu")).federation
     states = []
     for attack in (Silent(), Vandal()):
-        federation = replace(prepared, attack=attack)
+        federation = prepared.change(attack=attack)
         state = first_state(federation)
         for t in range(2):
             state, _ = play(federation, state, t)

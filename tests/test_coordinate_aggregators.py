@@ -27,7 +27,8 @@ from noisegate.aggregators.sorting_network import comparisons, mean_by_network, 
 from noisegate.aggregators.trimmed_mean import TrimmedMean
 from noisegate.errors import SpecError
 from noisegate.streams import stream
-from noisegate.views import Reason, ServerView, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import Reason, ServerView
 
 LARGEST = float(np.finfo(np.float32).max)
 SCRATCH = 2**28
@@ -52,7 +53,7 @@ def normal(n: int, d: int, seed: int = 0) -> torch.Tensor:
 
 def view_of(uploads, believed: int | None = None, seed: int = 0, scratch: int = SCRATCH) -> ServerView:
     n, d = uploads.shape
-    rows, norms, present = receive(uploads, n, d, uploads)
+    rows, norms, present, _ = receive(uploads, n, d, uploads)
     ties = torch.randperm(n, generator=stream(seed, "ties"))
     nothing = torch.zeros(d)
     return ServerView(rows, norms, present, 1.0, believed or n, lambda normalized: nothing, ties, scratch)

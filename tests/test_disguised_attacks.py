@@ -382,13 +382,13 @@ class Revealing(Forger):
 
 @pytest.mark.parametrize("normalized", [False, True])
 def test_the_gradient_is_the_mean_over_its_own_examples(quick, normalized):
-    federation = replace(prepare(quick(), CPU).federation, attack=Revealing(normalized))
+    federation = prepare(quick(), CPU).federation.change(attack=Revealing(normalized))
     params = first_state(federation).params
     state, _ = play(federation, first_state(federation), 0)
-    gradients = per_example_gradients(federation.model, params, federation.known_x, federation.known_y).double()
+    gradients = per_example_gradients(federation.mechanism.model, params, federation.adversary.known_x, federation.adversary.known_y).double()
     if normalized:
         gradients /= gradients.norm(dim=1, keepdim=True)
-    sent = state.uploads[federation.byzantine].double()
+    sent = state.uploads[federation.adversary.byzantine].double()
     torch.testing.assert_close(sent, gradients.mean(0).expand_as(sent), atol=1e-6, rtol=1e-4)
 
 
@@ -398,16 +398,16 @@ def rows_of(x: torch.Tensor) -> set[tuple[float, ...]]:
 
 def test_the_known_examples_are_its_own_and_none_of_the_servers(quick):
     federation = prepare(quick(), CPU).federation
-    held_by = zip(federation.holdings[federation.byzantine], federation.sizes[federation.byzantine], strict=True)
+    held_by = zip(federation.workers.holdings[federation.adversary.byzantine], federation.workers.sizes[federation.adversary.byzantine], strict=True)
     own = torch.cat([held[:size] for held, size in held_by]).unique()
-    assert len(federation.known_x) == len(federation.known_y) == min(MOST_KNOWN, len(own))
-    assert rows_of(federation.known_x) <= rows_of(federation.x[own])
-    assert not rows_of(federation.known_x) & rows_of(federation.aux_x)
+    assert len(federation.adversary.known_x) == len(federation.adversary.known_y) == min(MOST_KNOWN, len(own))
+    assert rows_of(federation.adversary.known_x) <= rows_of(federation.workers.x[own])
+    assert not rows_of(federation.adversary.known_x) & rows_of(federation.server.aux_x)
 
 
 def test_nothing_is_known_without_byzantine_workers(quick):
     federation = prepare(quick(byzantine=0.0), CPU).federation
-    assert len(federation.known_x) == len(federation.known_y) == len(federation.surrogate_x) == 0
+    assert len(federation.adversary.known_x) == len(federation.adversary.known_y) == len(federation.adversary.imagined.aux_x) == 0
 
 
 NAMES = ["rank-matched", "score-banking", "trojan", "on-off"]
@@ -416,7 +416,7 @@ NAMES = ["rank-matched", "score-banking", "trojan", "on-off"]
 @pytest.mark.parametrize("name", NAMES)
 def test_the_servers_examples_do_not_matter_to_them(name, quick):
     federation = prepare(quick(attack=name), CPU).federation
-    other = replace(federation, aux_x=federation.aux_x.flip(0) + 1.0, aux_y=federation.aux_y.flip(0))
+    other = federation.change(aux_x=federation.server.aux_x.flip(0) + 1.0, aux_y=federation.server.aux_y.flip(0))
     sent = [play(run, first_state(run), 2)[0].uploads for run in (federation, other)]
     assert torch.equal(*sent)
 

@@ -30,7 +30,8 @@ from noisegate.aggregators.two_stage import TwoStage
 from noisegate.catalog import build
 from noisegate.errors import SpecError
 from noisegate.roles import Aggregator
-from noisegate.views import ServerView, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import ServerView
 
 # Everything that must survive arbitrary uploads. One line for a new aggregator.
 BUILDERS = {
@@ -69,7 +70,7 @@ def view_of(
     uploads: torch.Tensor, f: int = 0, seed: int = 0, noise_std: float = NOISE_STD, gradient=None
 ) -> ServerView:
     n, d = uploads.shape
-    rows, norms, present = receive(uploads, n, d, torch.zeros(d))
+    rows, norms, present, _ = receive(uploads, n, d, torch.zeros(d))
     gradient = torch.randn(d, generator=generator(seed + 1)) if gradient is None else gradient
     ties = torch.randperm(n, generator=generator(seed))
     return ServerView(rows, norms, present, noise_std, n - f, lambda normalized: gradient.clone(), ties)

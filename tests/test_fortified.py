@@ -25,7 +25,8 @@ from noisegate.aggregators.upload_lengths import honest_lengths
 from noisegate.runs.setup import prepare
 from noisegate.simulate import accuracy, first_state, play
 from noisegate.streams import stream
-from noisegate.views import TESTS, Reason, ServerView, Verdict, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import TESTS, Reason, ServerView, Verdict
 from noisegate.workers import contributions_of
 from test_copies import repeats_by_loops
 from test_doubts import doubt_by_loops, error_by_loops
@@ -64,7 +65,7 @@ class World:
         uploads = self.uploads() if uploads is None else uploads
         if missing is not None:
             uploads = torch.where(missing[:, None], torch.nan, uploads)
-        rows, norms, present = receive(uploads, N, D, torch.zeros(D))
+        rows, norms, present, _ = receive(uploads, N, D, torch.zeros(D))
         own, last = self.examples(AUXILIARY), self.last
         self.last = rows if missing is None else torch.where(missing[:, None], last, rows)
         ties = torch.randperm(N, generator=self.rng)
@@ -617,7 +618,7 @@ def test_without_noise_and_without_a_last_round_it_still_answers():
         assert verdict.update.isfinite().all()
         assert verdict.score.isfinite().all()
     examples = world.examples(N)
-    rows, norms, present = receive(examples, N, D, torch.zeros(D))
+    rows, norms, present, _ = receive(examples, N, D, torch.zeros(D))
     quiet = replace(view, uploads=rows, norms=norms, present=present, noise_std=0.0)
     assert Fortified()(quiet, {}).update.isfinite().all()
 
@@ -771,19 +772,19 @@ def test_a_round_tells_what_everyone_sent_last_and_what_the_servers_examples_wou
         return Fortified()(view, state)
 
     setup = prepare(quick(attack="nan", auxiliary=3), CPU)
-    federation = replace(setup.federation, aggregator=spy)
+    federation = setup.federation.change(aggregator=spy)
     state = first_state(federation)
     for t in range(3):
         wanted = contributions_of(
-            federation.sums, state.params, federation.aux_x, federation.aux_y, federation.worker, federation.noise_std
+            federation.mechanism.sums, state.params, federation.server.aux_x, federation.server.aux_y, federation.mechanism.worker, federation.mechanism.noise_std
         )
         state, _ = play(federation, state, t)
         assert torch.equal(seen[t].contributions(), wanted)
         assert torch.equal(seen[t].last, seen[t - 1].uploads if t else torch.zeros_like(seen[t].uploads))
         assert (seen[t].batch, seen[t].largest) == (16, 1.0)
         assert seen[t].strata == 10
-    assert federation.aux_y.view(10, 3).tolist() == [[label] * 3 for label in federation.aux_y[::3].tolist()]
-    assert sorted(federation.aux_y[::3].tolist()) == list(range(10))
+    assert federation.server.aux_y.view(10, 3).tolist() == [[label] * 3 for label in federation.server.aux_y[::3].tolist()]
+    assert sorted(federation.server.aux_y[::3].tolist()) == list(range(10))
     assert seen[2].last.isfinite().all()
     assert seen[2].last.any()
 
@@ -804,9 +805,9 @@ STRATA = {
 
 def test_strata_are_classes_with_as_many_examples_one_after_the_other(quick):
     federation = prepare(quick(), CPU).federation
-    assert federation.strata == 10
+    assert federation.server.strata == 10
     for labels, strata in STRATA.items():
-        assert replace(federation, aux_y=torch.tensor(labels, dtype=torch.int64)).strata == strata
+        assert federation.change(aux_y=torch.tensor(labels, dtype=torch.int64)).strata == strata
 
 
 def test_an_adversary_tries_it_with_examples_of_its_own(quick):
@@ -819,7 +820,7 @@ def test_an_adversary_tries_it_with_examples_of_its_own(quick):
         seen.append((view.strata, view.contributions(), dict(state)))
         return Fortified()(view, state)
 
-    federation = replace(prepare(quick(attack="a-little-tuned"), CPU).federation, aggregator=spy)
+    federation = prepare(quick(attack="a-little-tuned"), CPU).federation.change(aggregator=spy)
     state = first_state(federation)
     for t in range(2):
         state, _ = play(federation, state, t)
@@ -853,13 +854,13 @@ class Outcome:
 
 def whole(spec: Spec, believed: int | None = None) -> Outcome:
     setup = prepare(spec, CPU)
-    federation = replace(setup.federation, believed_honest=believed or setup.federation.believed_honest)
+    federation = setup.federation.change(believed_honest=believed or setup.federation.server.believed_honest)
     state, reasons = first_state(federation), []
-    for t in range(federation.rounds):
+    for t in range(federation.schedule.rounds):
         state, verdict = play(federation, state, t)
         reasons.append(verdict.reason)
-    scored = accuracy(federation.model, state.params, setup.x_test, setup.y_test)
-    return Outcome(scored, torch.stack(reasons), federation.byzantine)
+    scored = accuracy(federation.mechanism.model, state.params, setup.x_test, setup.y_test)
+    return Outcome(scored, torch.stack(reasons), federation.adversary.byzantine)
 
 
 ATTACKS = {

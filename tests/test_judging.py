@@ -24,7 +24,8 @@ from noisegate.aggregators.fortified.standing import WorkerStanding
 from noisegate.aggregators.fortified.state import PROBES, UPDATE_SPEEDS, FortifiedState
 from noisegate.aggregators.fortified.weights import Weights
 from noisegate.streams import stream
-from noisegate.views import Reason, ServerView, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import Reason, ServerView
 
 pytestmark = needs_interpreter
 
@@ -57,7 +58,7 @@ def a_view(n: int, d: int, A: int, strata: int, kind: str = "some", seed: int = 
     missing = ~some_of(n, seed, "missing") if kind == "missing" else None
     if missing is not None:
         uploads[missing] = torch.nan
-    rows, norms, present = receive(uploads, n, d, torch.zeros(d))
+    rows, norms, present, _ = receive(uploads, n, d, torch.zeros(d))
     ties = torch.randperm(n, generator=stream(seed, "ties"))
     known = {"batch": BATCH, "contributions": lambda: own, "strata": strata, "missing": missing}
     known["last"] = None if kind == "first round" else last
@@ -298,7 +299,7 @@ def check_rounds(aggregator_there, rounds: int = 4, d: int = 400, kind: str = "s
         uploads[3], uploads[5], uploads[7] = uploads[2], 0.0, uploads[7] - 6 * view.contributions().mean(0)
         if kind == "missing":
             uploads[view.missing] = torch.nan
-        rows, norms, present = receive(uploads, 12, d, torch.zeros(d))
+        rows, norms, present, _ = receive(uploads, 12, d, torch.zeros(d))
         view = replace(view, uploads=rows, norms=norms, present=present)
         wanted = aggregator(view, state)
         found = aggregator_there(aggregator, view, state)

@@ -20,7 +20,8 @@ from noisegate.sampling import Poisson
 from noisegate.simulate import start
 from noisegate.simulate.round import play
 from noisegate.streams import stream
-from noisegate.views import ServerView, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import ServerView
 from noisegate.workers import WORKERS, Clipped, ClippedMomentum, MaSign, Normalized, SignGaussian, SignRandomized
 from noisegate.workers.signs import DRAWN_AT_ONCE
 
@@ -38,7 +39,7 @@ def nothing_to_draw():
 
 def view_of(uploads: torch.Tensor, believed: int) -> ServerView:
     n, d = uploads.shape
-    rows, norms, present = receive(uploads, n, d, torch.zeros(d))
+    rows, norms, present, _ = receive(uploads, n, d, torch.zeros(d))
     ties = torch.randperm(n, generator=stream(1, "ties"))
     return ServerView(rows, norms, present, 0.1, believed, lambda normalized: torch.zeros(d), ties)
 
@@ -234,9 +235,9 @@ def test_a_round_of_sign_randomized_flips_the_signs_of_bare_means(quick):
 def test_a_run_states_the_price_of_all_signs_of_an_example(worker):
     spec = Spec(worker=worker, aggregator="mean", byzantine=0.0, epsilon=2.0, rounds=20, batch=8)
     setup = prepare(spec, CPU)
-    d, workers = setup.federation.model.d, len(setup.federation.sizes)
+    d, workers = setup.federation.mechanism.model.d, len(setup.federation.workers.sizes)
     asked = {"rounds": 20, "sampling": Poisson(8), "signs": d, "delta": setup.privacy.delta}
-    own = privacy.epsilon(setup.privacy.sigma, examples=setup.federation.declared, **asked)
+    own = privacy.epsilon(setup.privacy.sigma, examples=setup.federation.mechanism.declared, **asked)
     assert list(setup.privacy.worker_epsilons) == [own] * workers
     assert 1.98 <= setup.privacy.epsilon == own <= 2
     assert setup.privacy.epsilon > 10 * cost_of_sign(setup.privacy.sigma, d)  # which is what the paper would state

@@ -32,7 +32,8 @@ from noisegate.attacks.line_search import lowest_at
 from noisegate.runs.setup import prepare
 from noisegate.simulate import Federation, first_state, play
 from noisegate.streams import stream
-from noisegate.views import AdversaryView, Reason, ServerView, Verdict, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import AdversaryView, Reason, ServerView, Verdict
 from noisegate.workers import Clipped, Normalized, fill_with_noise, mean_gradient
 from noisegate.workers.direct import contributions, per_example_gradients
 
@@ -93,7 +94,7 @@ def test_nan_sends_what_counts_as_malformed(value):
 )
 def test_large_norm_is_long_well_formed_and_the_same_from_everyone(factor, length):
     forged = LargeNorm(factor).forge(view_of(4, 6))
-    rows, norms, present = receive(forged, 6, D, torch.zeros(D))
+    rows, norms, present, _ = receive(forged, 6, D, torch.zeros(D))
     assert bool(present.all())
     assert norms.tolist() == pytest.approx([length] * 6, rel=1e-5)
     assert bool((rows == rows[0]).all())
@@ -254,7 +255,7 @@ def test_krum_itself_picks_an_upload_of_fang_krum():
     """With as many Byzantine workers as the aggregator reckons with."""
     view = view_of(20, 6)
     sent = torch.cat([view.honest, FangKrum().forge(view)])
-    rows, norms, present = receive(sent, 26, D, torch.zeros(D))
+    rows, norms, present, _ = receive(sent, 26, D, torch.zeros(D))
     seen = ServerView(rows, norms, present, S, 20, lambda normalized: rows[0], torch.arange(26))
     assert int(Krum(byzantine=6)(seen, {}).kept.nonzero()) >= 20
 
@@ -410,9 +411,9 @@ class Watched:
 def test_tuned_attacks_are_never_less_harmful_than_the_fixed_ones(quick, tuned, fixed, defense, byzantine):
     run = prepare(quick(byzantine=byzantine, rounds=6, aggregator="mean"), Compute(device="cpu")).federation
     watched = Watched(tuned, fixed)
-    attackers = int(run.byzantine.sum())
-    aggregator = Krum() if defense == "krum" else trimmed_mean(min(attackers, (len(run.byzantine) - 1) // 2))
-    run = replace(run, attack=watched, aggregator=aggregator)
+    attackers = int(run.adversary.byzantine.sum())
+    aggregator = Krum() if defense == "krum" else trimmed_mean(min(attackers, (len(run.adversary.byzantine) - 1) // 2))
+    run = run.change(attack=watched, aggregator=aggregator)
     state = first_state(run)
     for t in range(6):
         state, _ = play(run, state, t)
@@ -453,21 +454,21 @@ def small_federation(worker, attack, sigma: float = 0.5, byzantine: float = 0.4)
 def test_gradient_ascent_is_the_honest_mechanism_on_the_negated_loss(worker, sigma, until):
     attack = GradientAscent() if until is None else Dormant(GradientAscent(), until)
     run = small_federation(worker, attack, sigma)
-    byzantine = run.byzantine
+    byzantine = run.adversary.byzantine
     assert 0 < int(byzantine.sum()) < len(byzantine)
     state = first_state(run)
     for t in range(3):
         last, params = state.uploads.clone(), state.params.clone()
-        drawn = run.sampling.over(run.sizes, run.declared)(run.stream("batch", t))
+        drawn = run.mechanism.sampling.over(run.workers.sizes, run.mechanism.declared)(run.stream("batch", t))
         owner, number = drawn.nonzero(as_tuple=True)
-        chosen = run.holdings[owner, number]
-        gradients = per_example_gradients(run.model, params, run.x[chosen], run.y[chosen])
+        chosen = run.workers.holdings[owner, number]
+        gradients = per_example_gradients(run.mechanism.model, params, run.workers.x[chosen], run.workers.y[chosen])
         expected = torch.empty_like(last)
-        fill_with_noise(expected, run.added_noise, run.stream("noise", t))
+        fill_with_noise(expected, run.mechanism.added_noise, run.stream("noise", t))
         if until is None or t >= 1:
             gradients[byzantine[owner]] *= -1
             expected[byzantine] *= -1  # the round draws their noise with the other sign, which is noise all the same
-        expected.index_add_(0, owner, contributions(worker, gradients, last[owner]) / run.batch)
+        expected.index_add_(0, owner, contributions(worker, gradients, last[owner]) / run.mechanism.batch)
         state, _ = play(run, state, t)
         scale = max(1.0, float(expected.abs().max()))
         assert float((state.uploads - expected).abs().max()) < 5 * ROUNDING * scale
@@ -480,7 +481,7 @@ def test_gradient_ascent_is_not_a_flipped_sign_once_there_is_momentum():
         state = first_state(run)
         for t in range(2):
             state, _ = play(run, state, t)
-        uploads.append(state.uploads[run.byzantine])
+        uploads.append(state.uploads[run.adversary.byzantine])
     apart = (uploads[0] - uploads[1]).norm(dim=1)
     assert float(apart.min()) > 1e-3  # whoever drew few examples differs least, and noise and rounding by 1e-5
     assert float(apart.max()) > 0.01
@@ -516,7 +517,7 @@ def test_asking_does_not_change_the_round(quick, aggregator):
     prepared = prepare(quick(), Compute(device="cpu")).federation
     states, verdicts = [], []
     for attack in (Zero(), asking()):
-        run = replace(prepared, attack=attack, aggregator=aggregator)
+        run = prepared.change(attack=attack, aggregator=aggregator)
         state = first_state(run)
         for t in range(3):
             state, verdict = play(run, state, t)
@@ -535,13 +536,13 @@ def test_the_answer_is_that_of_the_aggregator_to_these_uploads(quick):
     """An aggregator without state and auxiliary data says what it will say when the forged upload is sent."""
     prepared = prepare(quick(), Compute(device="cpu")).federation
     attack = asking()
-    run = replace(prepared, attack=attack, aggregator=Mean())
+    run = prepared.change(attack=attack, aggregator=Mean())
     _, real = play(run, first_state(run), 0)
     zeros, other, malformed = attack.answers
     assert torch.equal(zeros.update, real.update)
     assert torch.equal(zeros.reason, real.reason)
     assert not torch.equal(other.update, real.update)
-    assert torch.equal(malformed.reason == Reason.MALFORMED, run.byzantine)
+    assert torch.equal(malformed.reason == Reason.MALFORMED, run.adversary.byzantine)
 
 
 def test_the_answer_uses_the_surrogate_and_not_the_servers_data(quick):
@@ -549,7 +550,7 @@ def test_the_answer_uses_the_surrogate_and_not_the_servers_data(quick):
 
     def answers(rounds: int = 2, **changes) -> list[Verdict]:
         attack = asking()
-        run = replace(prepared, attack=attack, aggregator=TwoStage(stages=2), **changes)
+        run = prepared.change(attack=attack, aggregator=TwoStage(stages=2), **changes)
         state = first_state(run)
         for t in range(rounds):
             state, _ = play(run, state, t)
@@ -557,21 +558,21 @@ def test_the_answer_uses_the_surrogate_and_not_the_servers_data(quick):
 
     # The first round: the model is the same whatever the server's own data say.
     as_is = answers(1)
-    other_server = answers(1, aux_x=prepared.aux_x.flip(0) + 1.0)
-    other_guess = answers(1, surrogate_x=prepared.surrogate_x.flip(0) + 1.0)
+    other_server = answers(1, aux_x=prepared.server.aux_x.flip(0) + 1.0)
+    other_guess = answers(1, surrogate_x=prepared.adversary.imagined.aux_x.flip(0) + 1.0)
     assert all(torch.equal(one.score, two.score) for one, two in zip(as_is, other_server, strict=True))
     assert not torch.equal(as_is[0].score, other_guess[0].score)
     # The aggregator's state, which holds the server's gradient, is kept from the adversary: every question is a first
     # round.
     wanted = mean_gradient(
-        prepared.sums, prepared.model.initial(), prepared.surrogate_x, prepared.surrogate_y, normalized=False
+        prepared.mechanism.sums, prepared.mechanism.model.initial(), prepared.adversary.imagined.aux_x, prepared.adversary.imagined.aux_y, normalized=False
     )
     totals = [verdict.score for verdict in answers(2)]
     assert len(totals) == 6
-    run = replace(prepared, attack=Zero(), aggregator=TwoStage(stages=2))
+    run = prepared.change(attack=Zero(), aggregator=TwoStage(stages=2))
     state, _ = play(run, first_state(run), 0)
     scores = (state.uploads @ wanted).double()
-    threshold = scores.topk(run.believed_honest).values.mean()
+    threshold = scores.topk(run.server.believed_honest).values.mean()
     torch.testing.assert_close(totals[0].double(), torch.where(scores < threshold, 0.0, scores), rtol=1e-4, atol=1e-6)
 
 
@@ -582,7 +583,7 @@ def test_the_answer_knows_nothing_of_the_aggregators_state(quick):
         seen.append("rounds" in state)
         return replace(mean_of(view.uploads), reason=torch.where(view.present, 0, 1), state={"rounds": view.norms})
 
-    run = replace(prepare(quick(), Compute(device="cpu")).federation, attack=asking(), aggregator=aggregator)
+    run = prepare(quick(), Compute(device="cpu")).federation.change(attack=asking(), aggregator=aggregator)
     state = first_state(run)
     for t in range(2):
         state, _ = play(run, state, t)
@@ -605,19 +606,19 @@ def test_surrogate_examples_are_the_attackers_own_and_none_of_the_servers(toy, b
         accountant="rdp",
     )
     run = prepare(spec, Compute(device="cpu"), toy()).federation
-    numbers = run.surrogate_x[:, 0].to(torch.int64).tolist()
-    server = run.aux_x[:, 0].to(torch.int64).tolist()
+    numbers = run.adversary.imagined.aux_x[:, 0].to(torch.int64).tolist()
+    server = run.server.aux_x[:, 0].to(torch.int64).tolist()
     held = {
         number
-        for worker in run.byzantine_rows.tolist()
-        for number in run.holdings[worker, : run.sizes[worker]].tolist()
+        for worker in run.adversary.rows.tolist()
+        for number in run.workers.holdings[worker, : run.workers.sizes[worker]].tolist()
     }
     assert len(set(numbers)) == len(numbers) > 0
     assert set(numbers) <= held
     assert not set(numbers) & set(server)
-    assert run.surrogate_y.tolist() == [number % 3 for number in numbers]
+    assert run.adversary.imagined.aux_y.tolist() == [number % 3 for number in numbers]
     if byzantine == 0.6:  # enough data for as many of each class as the server has
-        assert sorted(run.surrogate_y.tolist()) == sorted(run.aux_y.tolist())
+        assert sorted(run.adversary.imagined.aux_y.tolist()) == sorted(run.server.aux_y.tolist())
 
 
 # Settings.

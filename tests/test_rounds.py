@@ -260,7 +260,7 @@ class Blackout(noisegate.LabelFlip):
 def test_poisoned_pictures_are_those_that_liars_train_on_and_nobody_else(in_place, at_once, monkeypatch):
     monkeypatch.setattr("noisegate.simulate.round.POISONED_AT_ONCE", 7)
     clean = federation().change(attack=noisegate.Honest(), sigma=0.0, aggregator=noisegate.Mean())
-    black = replace(clean, attack=Blackout(in_place))
+    black = clean.change(attack=Blackout(in_place))
     pool = clean.workers.x.clone()
     for run in (clean, black):
         run.active(run.phase(0)).__dict__["at_once"] = at_once

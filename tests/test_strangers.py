@@ -18,7 +18,8 @@ from noisegate.aggregators import Mean
 from noisegate.attacks.honest import Forger
 from noisegate.runs.setup import prepare
 from noisegate.simulate import first_state, play
-from noisegate.views import AdversaryView, DataView, Reason, Verdict, as_rows, receive
+from noisegate.protocol.intake import as_rows, receive
+from noisegate.views import AdversaryView, DataView, Reason, Verdict
 
 N, D = 3, 4
 GOOD = torch.arange(4.0)
@@ -145,7 +146,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of te
 
 
 def sound(sent: Any, well_formed: list[int]) -> Tensor:
-    rows, _norms, present = receive(sent, N, D, torch.zeros(D))
+    rows, _norms, present, _ = receive(sent, N, D, torch.zeros(D))
     raw = as_rows(sent, N, D, torch.zeros(D))
     for tensor in (rows, raw):
         assert type(tensor) is Tensor
@@ -204,7 +205,7 @@ def test_receive_is_total(made, alone):
         except (RuntimeError, ValueError, TypeError, IndexError):  # torch has no such tensor of this shape
             sent.append(None)
     given = sent[0] if alone and sent else sent
-    rows, norms, present = receive(given, N, D, torch.zeros(D))
+    rows, norms, present, _ = receive(given, N, D, torch.zeros(D))
     assert rows.shape == (N, D)
     assert bool(rows.isfinite().all())
     assert torch.equal(norms.isfinite(), torch.ones(N, dtype=torch.bool))

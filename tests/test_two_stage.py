@@ -10,7 +10,8 @@ from torch.nn.functional import normalize
 from noisegate.aggregators import TwoStage
 from noisegate.errors import SpecError
 from noisegate.streams import stream
-from noisegate.views import Reason, ServerView, receive
+from noisegate.protocol.intake import receive
+from noisegate.views import Reason, ServerView
 from oracles import FilterGradient
 
 D, S = 800, 0.5
@@ -23,7 +24,7 @@ def view_of(uploads, auxiliary, top: int, ties=None, s: float = S, missing=None)
     if missing is not None:
         missing = torch.tensor([i in missing for i in range(len(uploads))])
         uploads = torch.where(missing[:, None], torch.nan, uploads)
-    received, norms, present = receive(uploads, len(uploads), uploads.shape[1], like=auxiliary)
+    received, norms, present, _ = receive(uploads, len(uploads), uploads.shape[1], like=auxiliary)
     return ServerView(
         uploads=received,
         norms=norms,
