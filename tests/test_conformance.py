@@ -17,11 +17,11 @@ from noisegate.aggregators import AGGREGATORS, Krum
 from noisegate.attacks import ATTACKS, Dormant, Honest, Inner, LabelFlip, OnOff, RankMatched, ScoreBanking, Zero
 from noisegate.attacks.honest import Forger
 from noisegate.catalog import build
+from noisegate.protocol.intake import as_rows, receive
 from noisegate.roles import Aggregator
 from noisegate.runs.setup import prepare
 from noisegate.simulate import first_state, play
 from noisegate.streams import stream
-from noisegate.protocol.intake import as_rows, receive
 from noisegate.views import KNOWS, AdversaryView, DataView, Reason, ServerView, Verdict
 
 N, D, BELIEVED, NOISE_STD = 12, 600, 5, 0.15

@@ -26,8 +26,8 @@ from noisegate.aggregators.sign_vote import SignVote
 from noisegate.aggregators.sorting_network import comparisons, mean_by_network, plan_of
 from noisegate.aggregators.trimmed_mean import TrimmedMean
 from noisegate.errors import SpecError
-from noisegate.streams import stream
 from noisegate.protocol.intake import receive
+from noisegate.streams import stream
 from noisegate.views import Reason, ServerView
 
 LARGEST = float(np.finfo(np.float32).max)

@@ -15,11 +15,12 @@ from noisegate.aggregators.ks_test import _any_outside, _edges, ks_rejects
 from noisegate.attacks import ATTACKS
 from noisegate.capacity import Capacity
 from noisegate.entropy import Secret, grid_of
+from noisegate.examples import Examples
 from noisegate.models import build_model
 from noisegate.runs.setup import Setup, SharedData, prepare
 from noisegate.simulate import Federation, Progress, Rounds, Training, side_by_side, start
 from noisegate.simulate.federation import Active
-from noisegate.simulate.rounds import Recorded
+from noisegate.simulate.graphs import Recorded
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, clear_rows, copy_if
 from noisegate.workers import Clipped, Normalized, choose_sums
@@ -71,11 +72,11 @@ def test_sums_agree_with_the_cpu(name, worker, with_capacity) -> None:
             if device == "cuda" and with_capacity:
                 capacity, more = Capacity(99, 40, 0), torch.cat([owner, torch.tensor([6])]).cuda()
                 own = torch.cat([x, x[:1] * torch.inf]).cuda(), torch.cat([y, y[:1]]).cuda()
-                sums.add(worker, params, *own, more, last.cuda(), into, 0.5, 40, capacity)
+                sums.add(worker, params, Examples(*own, more, 40, capacity), last.cuda(), into, 0.5)
                 assert bool(capacity.fits())
             else:
-                moved = [value.to(device) for value in (x, y, owner, last)]
-                sums.add(worker, params, *moved, into, 0.5)
+                moved = Examples(*(value.to(device) for value in (x, y, owner)))
+                sums.add(worker, params, moved, last.to(device), into, 0.5)
         found.append(into.cpu() - 1)
     assert (found[0] - found[1]).norm(dim=1).max() <= ONE_ROUND * sum(counts)
     assert (found[0] - found[1]).norm() <= ONE_ROUND * found[0].norm()
@@ -94,7 +95,7 @@ def test_our_kernels_agree_with_their_twins(name) -> None:
     with noisegate.Compute().exact():
         for capacity in (None, Capacity(99, 40, 0)):
             into = torch.zeros_like(last)
-            sums.add(Normalized(), model.initial(), x, y, owner, last, into, 1.0, 40, capacity)
+            sums.add(Normalized(), model.initial(), Examples(x, y, owner, 40, capacity), last, into)
             found.append(into)
     assert (found[0] - found[1]).norm(dim=1).max() <= 1e-5 * len(y)
 
@@ -107,7 +108,8 @@ def test_what_cannot_be_trusted_does_not_fit() -> None:
     for count, fits in ((2, True), (4, False)):
         capacity, last = Capacity(9, 9, 0), torch.zeros(1, model.d, device="cuda")
         owner = torch.zeros(count, dtype=torch.long, device="cuda")
-        sums.add(Normalized(), model.initial(), x[:count], y[:count], owner, last, last.clone(), 1.0, 9, capacity)
+        some = Examples(x[:count], y[:count], owner, 9, capacity)
+        sums.add(Normalized(), model.initial(), some, last, last.clone())
         assert bool(capacity.fits()) == fits
 
 
@@ -123,7 +125,7 @@ def test_an_example_with_next_to_nothing_to_say_fits(worker, sure) -> None:
     for capacity in (None, Capacity(9, 9, 0)):
         last = torch.zeros(2, model.d, device="cuda")
         into = torch.zeros_like(last)
-        ClosedForm.of(model).add(worker, params, x, y, owner, last, into, 1.0, 9, capacity)
+        ClosedForm.of(model).add(worker, params, Examples(x, y, owner, 9, capacity), last, into)
         found.append(into)
         assert capacity is None or bool(capacity.fits())
     assert (found[0] - found[1]).norm() < 1e-5
@@ -400,7 +402,8 @@ def test_interrupted_and_resumed_gives_the_same_bytes(tmp_path) -> None:
 def test_parts_change_nothing(attack) -> None:
     whole = setup(attack=attack, rounds=3).federation
     parts = replace(whole)
-    parts.active(parts.phase(0)).__dict__["at_once"] = 2
+    active = parts.active(parts.phase(0))
+    active.__dict__["holdings"] = replace(active.holdings, at_once=2)
     one, two = played(whole)[0], played(parts)[0]
     assert torch.equal(one.reasons, two.reasons)
     assert (one.state.uploads - two.state.uploads).norm(dim=1).max() <= ONE_ROUND * one.state.uploads.norm(dim=1).max()

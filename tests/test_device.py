@@ -8,7 +8,8 @@ import torch
 
 import noisegate
 from noisegate.simulate import Federation, Progress, first_state, play, start
-from noisegate.simulate.rounds import Device, Generators, begin_secret, held_back
+from noisegate.simulate.graphs import Generators, begin_secret
+from noisegate.simulate.rounds import Device, held_back
 from test_entropy import keyed
 from test_rounds import federation
 
@@ -30,9 +31,9 @@ class Played:
         self.device, self.phase, self.interrupt, self.repeated = device, phase, None, []
 
     def replay(self, t: int) -> None:
-        device, capacity = self.device, self.device.run.active(self.phase).capacity()
-        begin_secret(device.run, t)  # as `Recorded.replay` does
-        new, verdict = play(device.run, device.state, t, capacity, Generators(device.run, t))
+        device, capacity = self.device, self.device.federation.active(self.phase).capacity()
+        begin_secret(device.federation, t)  # as `Recorded.replay` does
+        new, verdict = play(device.federation, device.state, t, capacity, Generators(device.federation, t))
         device.going.logical_and_(capacity.fits())
         device._adopt(new, verdict)
         self.repeated.append(t)
@@ -54,10 +55,9 @@ def tightened(run: Federation, share: float) -> Federation:
     """The same, with capacity for so few examples that this share of the rounds does not fit."""
     run = replace(run)
     active = run.active(run.phase(0))
-    usual, few = (
-        active.capacity(),
-        run.mechanism.sampling.largest_sum(len(active), int(active.sizes.sum()), run.mechanism.declared, share),
-    )
+    sizes = active.holdings.sizes
+    usual = active.capacity()
+    few = run.mechanism.sampling.largest_sum(len(sizes), int(sizes.sum()), run.mechanism.declared, share)
     active.__dict__["capacity"] = lambda: replace(usual, total=few, needs=[])
     return run
 
@@ -193,7 +193,7 @@ class Grows(noisegate.Mean):
 
     def __call__(self, view, state):
         verdict, now = super().__call__(view, {}), view.norms[None]
-        return replace(verdict, memory={"lengths": torch.cat([memory["lengths"], now]) if memory else now})
+        return replace(verdict, state={"lengths": torch.cat([state["lengths"], now]) if state else now})
 
 
 class Doubles(noisegate.Mean):
@@ -205,12 +205,12 @@ class Doubles(noisegate.Mean):
 
 
 class Widens(noisegate.Mean):
-    """A memory that takes another form in the middle of the run."""
+    """A state that takes another form in the middle of the run."""
 
     def __call__(self, view, state):
-        count = memory["count"] + 1 if memory else torch.zeros(1)
+        count = state["count"] + 1 if state else torch.zeros(1)
         wide = {"count": count, "more": view.norms.clone()} if float(count) >= 9 else {"count": count}
-        return replace(super().__call__(view, {}), memory=wide)
+        return replace(super().__call__(view, {}), state=wide)
 
 
 @pytest.mark.parametrize("aggregator", [Grows(), Doubles(), Widens()], ids=lambda aggregator: type(aggregator).__name__)
@@ -221,7 +221,7 @@ def test_an_aggregator_may_keep_what_it_likes(aggregator):
         state, _ = play(run, state, t, run.active(run.phase(t)).capacity(), Generators(run, t))
     for some in (run, tightened(run, 0.3)):
         device, progress = played(some)
-        assert progress.state.memory.keys() == state.memory.keys()
-        for name, value in state.memory.items():
-            assert (progress.state.memory[name] - value).abs().max() < 1e-4
+        assert progress.state.server.aggregator.keys() == state.server.aggregator.keys()
+        for name, value in state.server.aggregator.items():
+            assert (progress.state.server.aggregator[name] - value).abs().max() < 1e-4
         assert bool(device.graphs) == (type(aggregator) is not Grows)

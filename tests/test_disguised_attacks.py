@@ -385,7 +385,9 @@ def test_the_gradient_is_the_mean_over_its_own_examples(quick, normalized):
     federation = prepare(quick(), CPU).federation.change(attack=Revealing(normalized))
     params = first_state(federation).params
     state, _ = play(federation, first_state(federation), 0)
-    gradients = per_example_gradients(federation.mechanism.model, params, federation.adversary.known_x, federation.adversary.known_y).double()
+    gradients = per_example_gradients(
+        federation.mechanism.model, params, federation.adversary.known_x, federation.adversary.known_y
+    ).double()
     if normalized:
         gradients /= gradients.norm(dim=1, keepdim=True)
     sent = state.uploads[federation.adversary.byzantine].double()
@@ -398,7 +400,11 @@ def rows_of(x: torch.Tensor) -> set[tuple[float, ...]]:
 
 def test_the_known_examples_are_its_own_and_none_of_the_servers(quick):
     federation = prepare(quick(), CPU).federation
-    held_by = zip(federation.workers.holdings[federation.adversary.byzantine], federation.workers.sizes[federation.adversary.byzantine], strict=True)
+    held_by = zip(
+        federation.workers.holdings[federation.adversary.byzantine],
+        federation.workers.sizes[federation.adversary.byzantine],
+        strict=True,
+    )
     own = torch.cat([held[:size] for held, size in held_by]).unique()
     assert len(federation.adversary.known_x) == len(federation.adversary.known_y) == min(MOST_KNOWN, len(own))
     assert rows_of(federation.adversary.known_x) <= rows_of(federation.workers.x[own])
@@ -407,7 +413,12 @@ def test_the_known_examples_are_its_own_and_none_of_the_servers(quick):
 
 def test_nothing_is_known_without_byzantine_workers(quick):
     federation = prepare(quick(byzantine=0.0), CPU).federation
-    assert len(federation.adversary.known_x) == len(federation.adversary.known_y) == len(federation.adversary.imagined.aux_x) == 0
+    assert (
+        len(federation.adversary.known_x)
+        == len(federation.adversary.known_y)
+        == len(federation.adversary.imagined.aux_x)
+        == 0
+    )
 
 
 NAMES = ["rank-matched", "score-banking", "trojan", "on-off"]

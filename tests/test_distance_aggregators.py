@@ -29,8 +29,8 @@ from noisegate.aggregators.trimmed_mean import TrimmedMean
 from noisegate.aggregators.two_stage import TwoStage
 from noisegate.catalog import build
 from noisegate.errors import SpecError
-from noisegate.roles import Aggregator
 from noisegate.protocol.intake import receive
+from noisegate.roles import Aggregator
 from noisegate.views import ServerView
 
 # Everything that must survive arbitrary uploads. One line for a new aggregator.

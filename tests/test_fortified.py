@@ -22,10 +22,10 @@ from noisegate.aggregators.fortified import trust as trusting
 from noisegate.aggregators.fortified import weights as weighing
 from noisegate.aggregators.fortified.state import PROBES, FortifiedState
 from noisegate.aggregators.upload_lengths import honest_lengths
+from noisegate.protocol.intake import receive
 from noisegate.runs.setup import prepare
 from noisegate.simulate import accuracy, first_state, play
 from noisegate.streams import stream
-from noisegate.protocol.intake import receive
 from noisegate.views import TESTS, Reason, ServerView, Verdict
 from noisegate.workers import contributions_of
 from test_copies import repeats_by_loops
@@ -776,14 +776,21 @@ def test_a_round_tells_what_everyone_sent_last_and_what_the_servers_examples_wou
     state = first_state(federation)
     for t in range(3):
         wanted = contributions_of(
-            federation.mechanism.sums, state.params, federation.server.aux_x, federation.server.aux_y, federation.mechanism.worker, federation.mechanism.noise_std
+            federation.mechanism.sums,
+            state.params,
+            federation.server.aux_x,
+            federation.server.aux_y,
+            federation.mechanism.worker,
+            federation.mechanism.noise_std,
         )
         state, _ = play(federation, state, t)
         assert torch.equal(seen[t].contributions(), wanted)
         assert torch.equal(seen[t].last, seen[t - 1].uploads if t else torch.zeros_like(seen[t].uploads))
         assert (seen[t].batch, seen[t].largest) == (16, 1.0)
         assert seen[t].strata == 10
-    assert federation.server.aux_y.view(10, 3).tolist() == [[label] * 3 for label in federation.server.aux_y[::3].tolist()]
+    assert federation.server.aux_y.view(10, 3).tolist() == [
+        [label] * 3 for label in federation.server.aux_y[::3].tolist()
+    ]
     assert sorted(federation.server.aux_y[::3].tolist()) == list(range(10))
     assert seen[2].last.isfinite().all()
     assert seen[2].last.any()

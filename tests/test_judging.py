@@ -23,8 +23,8 @@ from noisegate.aggregators.fortified.evidence import SHIFTS
 from noisegate.aggregators.fortified.standing import WorkerStanding
 from noisegate.aggregators.fortified.state import PROBES, UPDATE_SPEEDS, FortifiedState
 from noisegate.aggregators.fortified.weights import Weights
-from noisegate.streams import stream
 from noisegate.protocol.intake import receive
+from noisegate.streams import stream
 from noisegate.views import Reason, ServerView
 
 pytestmark = needs_interpreter

@@ -7,12 +7,13 @@ import copy
 
 import pytest
 import torch
-from noisegate.room import Room
 from torch import Tensor, nn
 
 from devices import needs_interpreter, on_device
 from noisegate import kernels
 from noisegate.aggregators import ks_test
+from noisegate.capacity import Capacity
+from noisegate.examples import Examples
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.workers import Clipped, Normalized
@@ -224,16 +225,17 @@ def test_a_workers_sums_by_kernels_are_those_without(name, worker, monkeypatch):
     params, last = model.initial(), 0.05 * normal(len(COUNTS), model.d, seed=1)
     x, y = normal(len(by_worker.owner), *shape), torch.arange(len(by_worker.owner)) % 3
     sums, wanted = ClosedForm.of(model), torch.zeros_like(last)
-    sums.add(worker, params, x[:-EMPTY], y[:-EMPTY], by_worker.owner[:-EMPTY], last, wanted, 0.5)
+    there = Examples(x[:-EMPTY], y[:-EMPTY], by_worker.owner[:-EMPTY])
+    sums.add(worker, params, there, last, wanted, 0.5)
 
     used = []
     for home, kernel in ((convolution, "weight_gradients"), (own_convolutions, "convolve")):
         monkeypatch.setattr(home, kernel, noted(used, kernel, getattr(home, kernel)))
     monkeypatch.setattr(kernels, "available", lambda: True)
-    room, into = Room(len(y), max(COUNTS), 0), on_device(torch.zeros_like(last))
-    there = [on_device(each) for each in (params, spoiled(x), y, by_worker.owner, last)]
-    sums.add(worker, *there, into, 0.5, max(COUNTS), room)
-    assert bool(room.fits())
+    capacity, into = Capacity(len(y), max(COUNTS), 0), on_device(torch.zeros_like(last))
+    moved = [on_device(each) for each in (spoiled(x), y, by_worker.owner)]
+    sums.add(worker, on_device(params), Examples(*moved, max(COUNTS), capacity), on_device(last), into, 0.5)
+    assert bool(capacity.fits())
     assert (into.as_subclass(Tensor) - wanted).norm(dim=1).max() <= SINGLE * len(y)
     assert wanted.any(1).tolist() == [count > 0 for count in COUNTS]
     assert sorted(used) == (2 * ["convolve"] + 2 * ["weight_gradients"] if name == "convolutions" else [])

@@ -84,7 +84,7 @@ class Record:
         self.views.append(view)
         n = len(view.norms)
         reason = torch.full((n,), Reason.SCORE.value)
-        return Verdict(torch.zeros(view.uploads.shape[1]), reason == 0, reason, torch.zeros(n), memory)
+        return Verdict(torch.zeros(view.uploads.shape[1]), reason == 0, reason, torch.zeros(n), state)
 
 
 class Nobody:

@@ -14,13 +14,13 @@ from noisegate.aggregators import AGGREGATORS, MDA, Guerraoui, Krum, Mean
 from noisegate.aggregators.sign_baselines import SignSum
 from noisegate.errors import PrivacyError, SpecError
 from noisegate.flips import cost_of_sign, flip_probability, lean, sigma_of
+from noisegate.protocol.intake import receive
 from noisegate.runs.setup import prepare
 from noisegate.runs.spec import Spec
 from noisegate.sampling import Poisson
 from noisegate.simulate import start
 from noisegate.simulate.round import play
 from noisegate.streams import stream
-from noisegate.protocol.intake import receive
 from noisegate.views import ServerView
 from noisegate.workers import WORKERS, Clipped, ClippedMomentum, MaSign, Normalized, SignGaussian, SignRandomized
 from noisegate.workers.signs import DRAWN_AT_ONCE

@@ -29,10 +29,10 @@ from noisegate.attacks import (
 from noisegate.attacks.fang_krum import picked_by_krum
 from noisegate.attacks.honest import Forger
 from noisegate.attacks.line_search import lowest_at
+from noisegate.protocol.intake import receive
 from noisegate.runs.setup import prepare
 from noisegate.simulate import Federation, first_state, play
 from noisegate.streams import stream
-from noisegate.protocol.intake import receive
 from noisegate.views import AdversaryView, Reason, ServerView, Verdict
 from noisegate.workers import Clipped, Normalized, fill_with_noise, mean_gradient
 from noisegate.workers.direct import contributions, per_example_gradients
@@ -565,7 +565,11 @@ def test_the_answer_uses_the_surrogate_and_not_the_servers_data(quick):
     # The aggregator's state, which holds the server's gradient, is kept from the adversary: every question is a first
     # round.
     wanted = mean_gradient(
-        prepared.mechanism.sums, prepared.mechanism.model.initial(), prepared.adversary.imagined.aux_x, prepared.adversary.imagined.aux_y, normalized=False
+        prepared.mechanism.sums,
+        prepared.mechanism.model.initial(),
+        prepared.adversary.imagined.aux_x,
+        prepared.adversary.imagined.aux_y,
+        normalized=False,
     )
     totals = [verdict.score for verdict in answers(2)]
     assert len(totals) == 6

@@ -11,8 +11,9 @@ import noisegate
 from noisegate import Compute, Dataset, Spec
 from noisegate.capacity import Capacity, places
 from noisegate.errors import SpecError
+from noisegate.examples import Holdings, gather
 from noisegate.runs.setup import SharedData, prepare
-from noisegate.sampling import DRAWN_AT_ONCE, FixedSize, Poisson, gather
+from noisegate.sampling import DRAWN_AT_ONCE, FixedSize, Poisson
 from noisegate.simulate import Federation, Rounds, Training, accuracy, first_state, play, side_by_side, start
 from noisegate.streams import stream
 
@@ -91,35 +92,37 @@ def test_what_is_gathered_is_what_was_drawn(workers, with_capacity):
     sizes = torch.tensor([40, 16, 30, 17, 40, 25, 33])
     drawn = Poisson(9).over(sizes, 30)(stream(4, "batch"))
     drawn[2] = False  # somebody has nothing
-    capacity = Capacity(total=7 * 40, width=40, liars=0) if with_capacity else None
-    batch = gather(drawn, workers, capacity)
+    capacity = Capacity(total=7 * 40, per_worker=40, byzantine=0) if with_capacity else None
     longest, wanted = drawn.shape[1], drawn.nonzero().tolist()
+    numbers = torch.arange(7 * longest).view(7, longest)  # an example's label is its place
+    held = Holdings(torch.zeros(7 * longest, 1), torch.arange(7 * longest), numbers, sizes, at_once=workers)
+    batch = gather(held, drawn, capacity)
     real = batch.owner < 7
-    assert [[o, f - o * longest] for o, f in zip(batch.owner.tolist(), batch.flat.tolist(), strict=True) if o < 7] == (
-        wanted
-    )
+    assert [
+        [o, y - o * longest] for o, y in zip(batch.owner.tolist(), batch.y.tolist(), strict=True) if o < 7
+    ] == wanted
     assert bool(real.all()) != with_capacity
     found = []
-    for part in batch.parts:
+    for part in batch.portions:
         k = part.workers.stop - part.workers.start
         assert k <= workers
         assert (part.owner.diff() >= 0).all()
         own = part.owner < k
         found += (part.owner[own] + part.workers.start).tolist()
-        assert torch.bincount(part.owner[own], minlength=k).max() <= part.width
+        assert torch.bincount(part.owner[own], minlength=k).max() <= part.most
         assert torch.equal(batch.owner[part.places][own], part.owner[own] + part.workers.start)
         assert not with_capacity or part.owner[-1] == k
     assert found == [worker for worker, _ in wanted]
     if capacity:
         assert bool(capacity.fits())
-        assert int(batch.flat.max()) <= drawn.numel()  # one beyond the last example, at most
 
 
 def test_more_than_there_is_capacity_for_does_not_fit():
     drawn = torch.ones(3, 5, dtype=torch.bool)
     for total, fits in ((14, False), (15, True)):
         capacity = Capacity(total, 5, 0)
-        gather(drawn, 3, capacity)
+        numbers, sizes = torch.zeros(3, 5, dtype=torch.int64), torch.full((3,), 5)
+        gather(Holdings(torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), numbers, sizes), drawn, capacity)
         assert bool(capacity.fits()) == fits
 
 
@@ -166,7 +169,7 @@ def test_a_round_in_parts_is_the_same_round(model):
     for workers in (1, 2, 5):
         run = federation(model=model)
         for active in (run.active(run.phase(0)),):
-            active.__dict__["at_once"] = workers
+            active.__dict__["holdings"] = replace(active.holdings, at_once=workers)
         for capacity in (None, generous(run, 0)):
             one, two = first_state(whole), first_state(run)
             for t in range(2):
@@ -180,7 +183,8 @@ def test_a_round_in_parts_is_the_same_round(model):
 @pytest.mark.parametrize("attack", ["gaussian", "label-flip"])
 def test_a_small_memory_works_on_fewer_workers_and_changes_nothing(attack):
     roomy, tight = federation(attack=attack), federation(memory=1, attack=attack, model="mlp")
-    assert tight.active(tight.phase(0)).at_once < roomy.active(roomy.phase(0)).at_once
+    few, many = (len(run.active(run.phase(0)).holdings.portions) for run in (roomy, tight))
+    assert few < many
     one, two = first_state(roomy), first_state(tight)
     for t in range(4):
         (one, verdict), (two, again) = play(roomy, one, t), play(tight, two, t)
@@ -207,7 +211,7 @@ class Keeps(noisegate.Mean):
     """Remembers the first uploads it saw, as they were shown to it."""
 
     def __call__(self, view, state):
-        return replace(super().__call__(view, {}), memory={"first": memory.get("first", view.uploads[1:])})
+        return replace(super().__call__(view, {}), state={"first": state.get("first", view.uploads[1:])})
 
 
 def test_what_an_aggregator_remembers_is_not_overwritten():
@@ -216,10 +220,10 @@ def test_what_an_aggregator_remembers_is_not_overwritten():
     first = state.uploads[1:].clone()
     for t in range(1, 5):
         state, _ = play(run, state, t)
-        assert torch.equal(state.memory["first"], first)
+        assert torch.equal(state.server.aggregator["first"], first)
 
 
-@pytest.mark.parametrize("field", ["total", "liars"])
+@pytest.mark.parametrize("field", ["total", "byzantine"])
 def test_a_round_that_does_not_fit_says_so(field):
     run = federation()
     for size, fits in ((10_000, True), (3, False)):
@@ -257,13 +261,14 @@ class Blackout(noisegate.LabelFlip):
 
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("at_once", [2, 99])
-def test_poisoned_pictures_are_those_that_liars_train_on_and_nobody_else(in_place, at_once, monkeypatch):
-    monkeypatch.setattr("noisegate.simulate.round.POISONED_AT_ONCE", 7)
+def test_poisoned_pictures_are_those_that_byzantine_workers_train_on_and_nobody_else(in_place, at_once, monkeypatch):
+    monkeypatch.setattr("noisegate.simulate.adversary.POISONED_AT_ONCE", 7)
     clean = federation().change(attack=noisegate.Honest(), sigma=0.0, aggregator=noisegate.Mean())
     black = clean.change(attack=Blackout(in_place))
     pool = clean.workers.x.clone()
     for run in (clean, black):
-        run.active(run.phase(0)).__dict__["at_once"] = at_once
+        active = run.active(run.phase(0))
+        active.__dict__["holdings"] = replace(active.holdings, at_once=at_once)
     uploads = [play(run, first_state(run), 0)[0].uploads for run in (clean, black)]
     lying = clean.adversary.byzantine
     assert torch.equal(clean.workers.x, pool)

@@ -16,9 +16,9 @@ from torch import Tensor
 from noisegate import Compute, SpecError
 from noisegate.aggregators import Mean
 from noisegate.attacks.honest import Forger
+from noisegate.protocol.intake import as_rows, receive
 from noisegate.runs.setup import prepare
 from noisegate.simulate import first_state, play
-from noisegate.protocol.intake import as_rows, receive
 from noisegate.views import AdversaryView, DataView, Reason, Verdict
 
 N, D = 3, 4

@@ -9,8 +9,8 @@ from torch.nn.functional import normalize
 
 from noisegate.aggregators import TwoStage
 from noisegate.errors import SpecError
-from noisegate.streams import stream
 from noisegate.protocol.intake import receive
+from noisegate.streams import stream
 from noisegate.views import Reason, ServerView
 from oracles import FilterGradient
 
