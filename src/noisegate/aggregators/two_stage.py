@@ -24,10 +24,10 @@ class TwoStage(Aggregator):
     rounds, and the k workers with the highest totals are selected. Used are those that were selected and passed.
 
     A missing upload is out of its round: the top k, by score and by total, are among the workers whose uploads arrived.
-    Its sender is credited with its own mean score over the rounds that it attended, but with no more than the round
-    brought on average to the k workers with the highest totals before it. So absence costs an honest worker little, and
-    nobody gains by it. A worker that never sent anything has no mean, and gets nothing. A malformed or rejected upload
-    scores zero, as printed.
+    For the rounds that it missed, a worker is credited with its own mean score over the rounds that it attended, but
+    with no more than these rounds brought on average to the k workers with the highest totals. So absence costs an
+    honest worker little, nobody gains by it, and who comes back with worse uploads loses the credit again. A malformed
+    or rejected upload scores zero, as printed.
 
     stages: "both", or 1 or 2 alone.
     server_gradient: "plain" as printed; "normalized" averages the auxiliary examples' gradients after scaling each to
@@ -123,15 +123,23 @@ def highest(total: Tensor, view: ServerView) -> Tensor:
 
 
 def add_up(score: Tensor, view: ServerView, state: State) -> dict[str, Tensor]:
-    """The state after a round: (n,) each worker's total, what it earned itself, and the rounds that it attended.
+    """The state after a round, (n,) each.
+
+    earned: what a worker's uploads scored. attended, missed: the rounds in which they arrived, or did not. allowance:
+    what the rounds that it missed brought on average to the k workers with the highest totals. total: earned, and for
+    the missed rounds as much as in the mean of the others, but no more than the allowance.
 
     score: (n,) what this round's uploads are credited with; zero for those that are missing.
     """
-    zeros = torch.zeros_like(score)
-    total, earned, attended = (state.get(name, zeros) for name in ("total", "earned", "attended"))
+    names = ("total", "earned", "attended", "missed", "allowance")
+    total, earned, attended, missed, allowance = (state.get(name, torch.zeros_like(score)) for name in names)
+    earned = earned + score
     if view.missing is None:
-        return {"total": total + score, "earned": earned + score, "attended": attended + 1}
-    # By the totals before the round: those of the round's own best scores would gain more than anyone does over time.
-    usual = mean_of_best(below_missing(score, view.missing)[highest(total, view)], view.missing)
-    credit = torch.where(view.missing, torch.minimum(earned / attended.clamp(min=1), usual), score)
-    return {"total": total + credit, "earned": earned + score, "attended": attended + ~view.missing}
+        attended = attended + 1
+    else:
+        # By the totals before the round: the round's own best scores are higher than anyone's over time.
+        usual = mean_of_best(below_missing(score, view.missing)[highest(total, view)], view.missing)
+        allowance = allowance + torch.where(view.missing, usual, 0.0)
+        attended, missed = attended + ~view.missing, missed + view.missing
+    total = earned + torch.minimum(earned / attended.clamp(min=1) * missed, allowance)
+    return dict(zip(names, (total, earned, attended, missed, allowance), strict=True))

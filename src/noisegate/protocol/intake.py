@@ -46,7 +46,8 @@ def receive(arrived: Any, workers: int, d: int, like: Tensor) -> Received:
         there = [upload is not None and type(upload) is not Late for upload in arrived]
         missing = None if all(there) else ~torch.tensor(there, dtype=torch.bool, device=like.device)
     rows = as_rows(arrived, workers, d, like)
-    return received(rows.clone() if isinstance(arrived, Tensor) else rows, missing)  # which the caller may still need
+    borrowed = type(arrived) in (Tensor, nn.Parameter)  # and may not be written to
+    return received(rows.clone() if borrowed else rows, missing)
 
 
 def received(rows: Tensor, missing: Tensor | None = None) -> Received:

@@ -79,7 +79,7 @@ def judge(
     (n,) a random order of the workers, by which equal scores are ranked. capacity: the round counts only if it `fits`.
     """
     params = state.params
-    seen = arrived if isinstance(arrived, Received) else receive(arrived, server.workers, len(params), like=params)
+    seen = arrived if type(arrived) is Received else receive(arrived, server.workers, len(params), like=params)
     verdict = ask(server.aggregator, view_of(server, state, seen, ties, capacity), state.aggregator)
     kept = _apart_from(verdict.state, (seen.uploads, state.received))
     if seen.missing is not None:  # what was last received from them stays so
