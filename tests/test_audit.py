@@ -20,10 +20,11 @@ from noisegate.audit.clones import stage
 from noisegate.audit.record import decide
 from noisegate.compute import Compute
 from noisegate.entropy import Secret, Source
+from noisegate.protocol import Mechanism
+from noisegate.protocol import worker as worker_module
 from noisegate.runs.setup import prepare
 from noisegate.sampling import Poisson
-from noisegate.simulate import Federation, first_state, play
-from noisegate.simulate import round as round_module
+from noisegate.simulate import Schedule, first_state, play
 from noisegate.workers import Normalized
 
 CPU = Compute(device="cpu", threads=1)
@@ -80,46 +81,46 @@ def test_few_trials_are_inconclusive(small):
 
 
 def half_the_noise(patch):
-    added = Federation.added_noise.fget
-    patch.setattr(Federation, "added_noise", property(lambda self: 0.5 * added(self)))
+    added = Mechanism.added_noise.fget
+    patch.setattr(Mechanism, "added_noise", property(lambda self: 0.5 * added(self)))
 
 
 def noise_of_one_round(patch):
-    rewind = Federation.rewind
+    rewind = Schedule.rewind
     patch.setattr(
-        Federation,
+        Schedule,
         "rewind",
         lambda self, generator, what, t: rewind(self, generator, what, 0 if what == "noise" else t),
     )
 
 
 def nine_batches(patch):
-    rewind = Federation.rewind
+    rewind = Schedule.rewind
     patch.setattr(
-        Federation,
+        Schedule,
         "rewind",
         lambda self, generator, what, t: rewind(self, generator, what, t % 9 if what == "batch" else t),
     )
 
 
 def noise_of_one_worker(patch):
-    fill = round_module.fill_with_noise
+    fill = worker_module.fill_with_noise
 
     def fill_alike(uploads, *rest):
         fill(uploads[:1], *rest)
         uploads[1:] = uploads[:1]
 
-    patch.setattr(round_module, "fill_with_noise", fill_alike)
+    patch.setattr(worker_module, "fill_with_noise", fill_alike)
 
 
 def noise_with_a_common_part(patch):
-    fill = round_module.fill_with_noise
+    fill = worker_module.fill_with_noise
 
     def fill_together(uploads, *rest):
         fill(uploads, *rest)
         uploads.mul_(math.sqrt(0.9)).add_(math.sqrt(0.1) * uploads[:1].clone())
 
-    patch.setattr(round_module, "fill_with_noise", fill_together)
+    patch.setattr(worker_module, "fill_with_noise", fill_together)
 
 
 def rate_of_the_true_size(patch):
@@ -137,7 +138,7 @@ def uniform_noise(patch):
     def fill(uploads, std, rng):
         uploads.uniform_(-std * math.sqrt(3), std * math.sqrt(3), generator=rng)
 
-    patch.setattr(round_module, "fill_with_noise", fill)
+    patch.setattr(worker_module, "fill_with_noise", fill)
 
 
 def noise_used_twice(patch):
@@ -146,7 +147,7 @@ def noise_used_twice(patch):
         uploads.normal_(0.0, std, generator=rng)
         uploads[:, half : 2 * half] = uploads[:, :half].clone()
 
-    patch.setattr(round_module, "fill_with_noise", fill)
+    patch.setattr(worker_module, "fill_with_noise", fill)
 
 
 def long_contributions(patch):
@@ -169,7 +170,7 @@ def all_or_nothing(patch):
 
 def one_coordinate_bare(patch):
     """The same place of every upload has no noise: in research runs, and in secret ones."""
-    fill, add = round_module.fill_with_noise, Source.add_noise
+    fill, add = worker_module.fill_with_noise, Source.add_noise
 
     def fill_but_one(uploads, *rest):
         fill(uploads, *rest)
@@ -180,14 +181,14 @@ def one_coordinate_bare(patch):
         add(self, sums, std)
         sums[:, 3:4] = kept
 
-    patch.setattr(round_module, "fill_with_noise", fill_but_one)
+    patch.setattr(worker_module, "fill_with_noise", fill_but_one)
     patch.setattr(Source, "add_noise", add_but_one)
 
 
 def one_round_bare(patch):
     """Round 40 has no noise: in research runs, and in secret ones."""
     now = [0]
-    fill, add, rewind, begin = round_module.fill_with_noise, Source.add_noise, Federation.rewind, Secret.begin
+    fill, add, rewind, begin = worker_module.fill_with_noise, Source.add_noise, Schedule.rewind, Secret.begin
 
     def noted_rewind(self, generator, what, t):
         now[0] = t
@@ -197,20 +198,20 @@ def one_round_bare(patch):
         now[0] = t
         begin(self, t)
 
-    patch.setattr(Federation, "rewind", noted_rewind)
+    patch.setattr(Schedule, "rewind", noted_rewind)
     patch.setattr(Secret, "begin", noted_begin)
-    patch.setattr(round_module, "fill_with_noise", lambda u, std, rng: fill(u, 0.0 if now[0] == 40 else std, rng))
+    patch.setattr(worker_module, "fill_with_noise", lambda u, std, rng: fill(u, 0.0 if now[0] == 40 else std, rng))
     patch.setattr(Source, "add_noise", lambda self, sums, std: None if now[0] == 40 else add(self, sums, std))
 
 
 def one_worker_bare(patch):
-    fill = round_module.fill_with_noise
+    fill = worker_module.fill_with_noise
 
     def fill_but_one(uploads, *rest):
         fill(uploads, *rest)
         uploads[5:6] = 0.0
 
-    patch.setattr(round_module, "fill_with_noise", fill_but_one)
+    patch.setattr(worker_module, "fill_with_noise", fill_but_one)
 
 
 MUTANTS = [
@@ -264,8 +265,8 @@ def test_signs_that_are_not_turned_in_one_place_are_refuted(small, monkeypatch, 
     from noisegate.workers import SignRandomized
 
     publish, rounds = SignRandomized.publish, []
-    rewind = Federation.rewind
-    monkeypatch.setattr(Federation, "rewind", lambda self, g, what, t: [rounds.append(t), rewind(self, g, what, t)][1])
+    rewind = Schedule.rewind
+    monkeypatch.setattr(Schedule, "rewind", lambda self, g, what, t: [rounds.append(t), rewind(self, g, what, t)][1])
 
     def publish_but_one(self, sent, *rest):
         publish(self, sent, *rest)
@@ -294,7 +295,7 @@ def test_the_smallest_of_many_sums_is_too_small_as_rarely_as_its_p_value_says():
     rng = torch.Generator().manual_seed(5)
     scale = noise.Scale(torch.zeros(1), 1.0, torch.square, lambda total, count: float(stats.chi2.cdf(total, count)))
     amounts = torch.randn(1000, 60, 20, generator=rng, dtype=torch.float64).square()
-    found = [noise.least("round", [noise.Sums(scale, each.sum(1), 20)]).p for each in amounts]
+    found = [noise.least("round", [noise.ObservedSums(scale, each.sum(1), 20)]).p for each in amounts]
     assert 60 < sum(p < 0.1 for p in found) < 130  # 95 expected, less than four errors
     total = float(amounts[0].sum(1).min())
     assert found[0] == pytest.approx(60 * stats.gamma.cdf(total / 2, 10))
@@ -314,7 +315,7 @@ def test_every_staged_federation_has_a_secret_of_its_own(small, monkeypatch):
     assert torch.equal(sent[1], sent[3])
     for k, j in ((0, 1), (0, 2), (1, 2)):
         assert float((sent[k] == sent[j]).float().mean()) < 0.1
-    assert stage(prepare(spec_of(), CPU, small)).secret is None
+    assert stage(prepare(spec_of(), CPU, small)).schedule.secret is None
 
 
 def test_half_the_noise_is_refuted_by_uploads_alone(small, monkeypatch):

@@ -272,7 +272,7 @@ class Steep(nn.Module):
 @pytest.mark.parametrize("module", [Exploding, Steep])
 def test_extreme_company_that_overflows_is_held_against_nobody(module):
     for seed in range(4):
-        found = prepare(replace(SPEC, seed=seed), CPU, data(), module()).federation.sums
+        found = prepare(replace(SPEC, seed=seed), CPU, data(), module()).federation.mechanism.sums
         assert isinstance(found, ClosedForm)
 
 
@@ -501,7 +501,7 @@ def test_modules_that_treat_examples_alone_are_welcome(name):
         module = HARMLESS_MODULES[name]()
     found = run(SPEC, dataset=harmless_data(name), model=module, compute=CPU)
     assert found.rounds == 4
-    sums = prepare(SPEC, CPU, harmless_data(name), module).federation.sums
+    sums = prepare(SPEC, CPU, harmless_data(name), module).federation.mechanism.sums
     assert isinstance(sums, ClosedForm if name in CLOSED else Direct)
 
 
@@ -544,7 +544,7 @@ def test_rounding_is_looked_at_again_in_float64(monkeypatch):
     asked = []
     again = company.look_again
     monkeypatch.setattr(company, "look_again", lambda *given: asked.append(1) or again(*given))
-    assert isinstance(prepare(SPEC, CPU, data(), Jagged()).federation.sums, ClosedForm)
+    assert isinstance(prepare(SPEC, CPU, data(), Jagged()).federation.mechanism.sums, ClosedForm)
     assert asked
 
 
@@ -554,7 +554,7 @@ def only_float32(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def test_what_knows_float32_only_is_judged_in_it():
-    assert isinstance(prepare(SPEC, CPU, data(), network(), only_float32).federation.sums, ClosedForm)
+    assert isinstance(prepare(SPEC, CPU, data(), network(), only_float32).federation.mechanism.sums, ClosedForm)
     mixed = FlatModel(Mixing(), only_float32)
     with pytest.raises(RuntimeError):
         sight.doubled(mixed).losses(mixed.initial().double(), data().x.double(), data().y)

@@ -158,7 +158,7 @@ def test_usps_pixels_are_the_usual_ones():
 
 def test_digits_need_no_file(elsewhere):
     first, again = load("digits"), load("digits", stream(5, "other"))
-    assert torch.equal(first.x, again.workers.x)
+    assert torch.equal(first.x, again.x)
     assert verify("digits") == fetch("digits") == []
     assert locate(SOURCES["digits"]) == {}
 
@@ -173,8 +173,8 @@ def test_usps_is_the_same_from_either_publication(elsewhere):
     (elsewhere / "usps" / "usps16.npz").symlink_to(folder / "usps16.npz")
     assert [file for file, _ in verify("usps")] == ["usps16.npz"]
     prepared = load("usps")
-    assert torch.equal(derived.x, prepared.workers.x)
-    assert torch.equal(derived.y, prepared.workers.y)
+    assert torch.equal(derived.x, prepared.x)
+    assert torch.equal(derived.y, prepared.y)
     assert torch.equal(derived.x_test, prepared.x_test)
     assert torch.equal(derived.y_test, prepared.y_test)
 

@@ -103,8 +103,12 @@ def test_the_order_of_the_workers_does_not_matter(order):
     for seed in SEEDS:
         setup = prepare(Spec(seed=seed, delta=DELTA), CPU)
         old = setup.federation
-        places = order(old.byzantine)
-        moved = replace(old, holdings=old.holdings[places], sizes=old.sizes[places], byzantine=old.byzantine[places])
+        places = order(old.adversary.byzantine)
+        moved = old.change(
+            holdings=old.workers.holdings[places],
+            sizes=old.workers.sizes[places],
+            byzantine=old.adversary.byzantine[places],
+        )
         scores.append(play(moved, setup.x_test, setup.y_test))
     # Another order is another draw of all noise: three deviations of the difference of two means of three. The spread
     # is the measured one; estimated from these runs, it would grow with the difference and hide it.

@@ -5,10 +5,11 @@ import torch
 from torch import nn
 
 from noisegate import Compute, Dataset, Spec
+from noisegate.protocol import Mechanism, Server
 from noisegate.runs import reference, undefended
 from noisegate.runs.setup import prepare
 from noisegate.sampling import Poisson
-from noisegate.simulate import Federation, first_state, play
+from noisegate.simulate import Adversary, Federation, Schedule, Workers, first_state, play
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from noisegate.views import Reason, Verdict
@@ -110,30 +111,15 @@ def federation(worker, n: int = 4, sizes: int = 40, batch: int = 5) -> Federatio
         model = FlatModel(nn.Sequential(nn.Linear(60, 60), nn.ELU(), nn.Linear(60, 3)))
     rng = stream(1, "pool")
     x, y = torch.randn(n * sizes, 60, generator=rng), torch.randint(0, 3, (n * sizes,), generator=rng)
+    mechanism = Mechanism(
+        model, choose_sums(model, model.initial(), x[:4], y[:4]), worker, Poisson(batch), SIGMA, declared=sizes
+    )
+    server = Server(mechanism, Record(), x[:2], y[:2], workers=n, believed_honest=n, rate=0.1)
     return Federation(
-        model=model,
-        sums=choose_sums(model, model.initial(), x[:4], y[:4]),
-        worker=worker,
-        sampling=Poisson(batch),
-        attack=Nobody(),
-        aggregator=Record(),
-        x=x,
-        y=y,
-        holdings=torch.arange(n * sizes).view(n, sizes),
-        sizes=torch.full((n,), sizes),
-        byzantine=torch.zeros(n, dtype=torch.bool),
-        aux_x=x[:2],
-        aux_y=y[:2],
-        surrogate_x=x[:0],
-        surrogate_y=y[:0],
-        classes=3,
-        sigma=SIGMA,
-        batch=batch,
-        rate=0.1,
-        believed_honest=n,
-        rounds=10,
-        seed=7,
-        declared=sizes,
+        Workers(mechanism, x, y, torch.arange(n * sizes).view(n, sizes), torch.full((n,), sizes)),
+        server,
+        Adversary(Nobody(), torch.zeros(n, dtype=torch.bool), 3, server),
+        Schedule(rounds=10, seed=7),
     )
 
 
@@ -170,7 +156,7 @@ def test_a_round_sends_exact_sums_plus_noise_of_sigma_times_sensitivity_over_the
 def test_noise_does_not_depend_on_the_data():
     """Two data sets, one stream: the uploads differ by their sums alone."""
     run = federation(Normalized(0.1))
-    other = Federation(**{**vars(run), "x": run.workers.x.flip(0) + 1.0})
+    other = run.change(x=run.workers.x.flip(0) + 1.0)
     uploads, sums = [], []
     for each in (run, other):
         state, _ = play(each, first_state(each), 0)
@@ -183,9 +169,7 @@ def test_noise_does_not_depend_on_the_data():
 def test_the_divisor_is_the_public_batch_and_not_the_drawn_size():
     """Without noise, a worker that drew B examples of one and the same gradient sends a vector of length B / batch."""
     run = federation(Normalized(0.0))
-    run = Federation(
-        **{**vars(run), "sigma": 0.0, "x": torch.ones_like(run.workers.x), "y": torch.zeros_like(run.workers.y)}
-    )
+    run = run.change(sigma=0.0, x=torch.ones_like(run.workers.x), y=torch.zeros_like(run.workers.y))
     state, _ = play(run, first_state(run), 0)
     drawn = torch.bincount(examples_of(run, 0)[2], minlength=len(run.workers.sizes))
     assert len(set(drawn.tolist())) > 1
@@ -239,8 +223,8 @@ def test_a_run_and_those_it_is_compared_with_share_data_but_neither_noise_nor_ba
     spec = Spec(sigma=8.0, sigma_base=8.0, epsilon=2.0, rounds=20, attack="none")
     runs = [spec, undefended(spec), reference(spec)]
     ready = [prepare(each, Compute(device="cpu")).federation for each in runs]
-    assert torch.equal(ready[0].holdings, ready[1].holdings)
-    assert torch.equal(ready[0].model.initial(), ready[2].model.initial())
+    assert torch.equal(ready[0].workers.holdings, ready[1].workers.holdings)
+    assert torch.equal(ready[0].mechanism.model.initial(), ready[2].mechanism.model.initial())
     draws = [
         run.mechanism.sampling.over(run.workers.sizes, run.mechanism.declared)(run.stream("batch", 0))[:10]
         for run in ready

@@ -76,7 +76,7 @@ def decided_by_sorting(d: int, s: float, significance: float) -> tuple[torch.Ten
 def first_look(rows: torch.Tensor, s: float, significance: float) -> tuple[np.ndarray, np.ndarray]:
     """(n,), (n,) whether a row's counts in bins of equal width allow, and whether they imply, its rejection."""
     grid = ks_test._grid(rows.shape[1], s, significance)
-    below = ks_test._counts_up_to(rows, grid, ks_test._Scratch.of(len(rows), rows.shape[1], grid))
+    below = ks_test._counts_up_to(rows, grid, ks_test._Buffers.of(len(rows), rows.shape[1], grid))
     allowed = ks_test._somewhere_outside(below, grid.least[1:], grid.most[:-1])
     implied = ks_test._somewhere_outside(below, grid.least[:-1], grid.most[1:])
     return allowed, implied

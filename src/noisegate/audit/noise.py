@@ -50,8 +50,8 @@ class Scale:
 
 
 @dataclass(frozen=True, eq=False)
-class Sums:
-    """Sums of so many amounts each."""
+class ObservedSums:
+    """ObservedSums of so many amounts each."""
 
     scale: Scale
     sums: Tensor
@@ -124,16 +124,20 @@ def _everywhere(setup: Setup, claim: Claim, scale: Scale, amounts: Tensor, claim
         coordinates += each.sum(0)
         sent.append(each.sum(1))
     uploads = torch.stack(sent)
-    first = Sums(scale, amounts.sum((0, 1)), rounds * n)
+    first = ObservedSums(scale, amounts.sum((0, 1)), rounds * n)
     where = f", in {width} of {d} coordinates," if width < d else ""
     return [
-        least("coordinate", [first, Sums(watched, coordinates, WATCHED * run.schedule.rounds)]),
-        least("round", [Sums(watched, uploads.sum(1), WATCHED * width), Sums(watched, uploads, width)], where),
-        least("worker", [Sums(scale, amounts.sum((0, 2)), rounds * d)]),
+        least("coordinate", [first, ObservedSums(watched, coordinates, WATCHED * run.schedule.rounds)]),
+        least(
+            "round",
+            [ObservedSums(watched, uploads.sum(1), WATCHED * width), ObservedSums(watched, uploads, width)],
+            where,
+        ),
+        least("worker", [ObservedSums(scale, amounts.sum((0, 2)), rounds * d)]),
     ]
 
 
-def least(name: str, groups: list[Sums], where: str = "") -> Check:
+def least(name: str, groups: list[ObservedSums], where: str = "") -> Check:
     """Whether one of many sums is too small. where: what to say of them."""
     looked = sum(group.sums.numel() for group in groups)
     p, share, count = min(group.least() for group in groups)

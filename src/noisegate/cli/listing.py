@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 
 from noisegate import checks, paper
-from noisegate.aggregators import AGGREGATORS, Robust
+from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
 from noisegate.cli.flags import AsJson
 from noisegate.cli.terminal import Console
@@ -49,7 +49,7 @@ def _workers() -> list[Entry]:
 
 def _attacks() -> list[Entry]:
     return [
-        {"name": name, "knows": entry.knows, "settings": _settings(entry), "about": _first_line(entry)}  # type: ignore[attr-defined]
+        {"name": name, "knows": entry().knows, "settings": _settings(entry), "about": _first_line(entry)}
         for name, entry in ATTACKS.items()
     ]
 
@@ -58,8 +58,8 @@ def _aggregators() -> list[Entry]:
     return [
         {
             "name": name,
-            "needs": entry.needs if isinstance(entry, type) and issubclass(entry, Robust) else "",
-            "goes_with": dict(entry.goes_with),  # type: ignore[attr-defined]
+            "needs": entry().needs,
+            "goes_with": dict(entry().goes_with),
             "settings": _settings(entry),
             "about": _first_line(entry),
         }

@@ -10,7 +10,7 @@ from torch.func import grad_and_value, vmap
 from noisegate.vectors import FlatModel
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.direct import per_example_gradients
-from noisegate.workers.plain import Plain
+from noisegate.workers.not_private import NotPrivate
 
 SUSPECT, CERTAIN, SHORT_OF_DIGITS = 1e-4, 1e-5, 1e-3
 """A relative difference above SUSPECT in float32 is looked at again: in float64, where rounding is far below CERTAIN,
@@ -159,7 +159,7 @@ def _fits(closed: ClosedForm, params: Tensor, drawn: Draw, gradients: Tensor, so
     for together in (False, True) if everyone else (False,):
         owner, rows = (torch.zeros_like(drawn.y), [0]) if together else _owners(drawn)
         nothing = params.new_zeros(int(owner.max()) + 1, len(params))
-        found = closed(Plain(), params, drawn.x, drawn.y, owner, nothing)[rows]
+        found = closed(NotPrivate(), params, drawn.x, drawn.y, owner, nothing)[rows]
         target = wanted.sum(0, keepdim=True) if together else wanted
         for part in (slice(None), *(layer.weight for layer in closed.layers)):
             lengths = torch.linalg.vector_norm(target[:, part], dim=1)

@@ -16,7 +16,7 @@ from noisegate.vectors import FlatModel, counting
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.company import Company, closed_form_if_sound
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
-from noisegate.workers.plain import Plain
+from noisegate.workers.not_private import NotPrivate
 from noisegate.workers.sight import FAILURES, SUSPECT, differ, first_line
 
 WAYS = ("auto", "closed-form", "direct")
@@ -102,8 +102,8 @@ def fill_with_noise(uploads: Tensor, std: float, rng: Randomness) -> None:
 
 
 @dataclass(frozen=True)
-class Unit(Plain):
-    """Scales each gradient to length 1, with no margin for rounding. As private as `Plain`."""
+class Unit(NotPrivate):
+    """Scales each gradient to length 1, with no margin for rounding. As private as `NotPrivate`."""
 
     def weights(self, norms: Tensor) -> Tensor:
         """1 / length."""
@@ -117,13 +117,13 @@ def mean_gradient(
 
     An example without a finite gradient counts as zeros, for it says nothing.
     """
-    worker, mean = Unit() if normalized else Plain(), params.new_zeros(1, len(params))
+    worker, mean = Unit() if normalized else NotPrivate(), params.new_zeros(1, len(params))
     sums.add(worker, params, Examples.of_one(x, y, capacity), mean, mean, 1 / len(x))  # no momentum: `last` is not read
     return mean[0]
 
 
 @dataclass(frozen=True)
-class Alone(Plain):
+class MeanContribution(NotPrivate):
     """What `worker` makes of a gradient if what it sent last is noise of this length, at right angles to it."""
 
     worker: Worker = field(default_factory=Unit)
@@ -146,6 +146,6 @@ def contributions_of(
     says nothing, but the mix is longer for it.
     """
     each = params.new_zeros(len(x), len(params))
-    alone = Alone(worker=worker, last=noise_std * math.sqrt(len(params)))
+    alone = MeanContribution(worker=worker, last=noise_std * math.sqrt(len(params)))
     sums.add(alone, params, Examples(x, y, counting(len(x), x.device), 1, capacity), each, each)
     return each

@@ -9,7 +9,7 @@ from noisegate.workers.private import Private
 
 
 @dataclass(frozen=True)
-class Plain(Private):
+class NotPrivate(Private):
     """Adds gradients up as they are. Private to nobody: for the server's own examples, and for probes."""
 
     momentum: float = 0.0
