@@ -101,8 +101,8 @@ class FilterGradient:
     """Algorithm 3 as printed, round after round, and what decisions 0004 and 0007 add where it is silent.
 
     Selected uploads that were rejected in this round are not used; ties are ranked by a given order. A missing worker
-    is not ranked, and is credited with its mean over the rounds it attended, or, if that is less, with the mean that
-    those get who had the highest scores before the round.
+    is not ranked. For the rounds that a worker missed it is credited with its mean over those that it attended, or, if
+    that is less, with the mean of what those got who had the highest scores before each.
     """
 
     s: float
@@ -114,6 +114,7 @@ class FilterGradient:
     scores: dict[int, float] = field(default_factory=dict)  # the list S
     gradient: np.ndarray | None = None
     attended: dict[int, list[float]] = field(default_factory=dict)  # what each worker scored, round after round
+    missed: dict[int, list[float]] = field(default_factory=dict)  # what the best scored in the rounds that it missed
 
     def round(self, uploads: np.ndarray, present: list[bool], auxiliary: np.ndarray, ties: list[int], missing=()):
         """(update, kept, scores) of one round. missing: whose uploads did not arrive."""
@@ -145,12 +146,10 @@ class FilterGradient:
         before = sorted(there, key=lambda i: (-self.scores.get(i, 0.0), ties.index(i)))[: self.top]
         usual = sum(now[i] for i in before) / max(1, len(before))
         for i in range(n):
-            own = self.attended.setdefault(i, [])
-            if i in missing:
-                now[i] = min(sum(own) / len(own) if own else 0.0, usual)
-            else:
-                own.append(now[i])
-            self.scores[i] = self.scores.get(i, 0.0) + now[i]
+            own, missed = self.attended.setdefault(i, []), self.missed.setdefault(i, [])
+            missed.append(usual) if i in missing else own.append(now[i])
+            mean = sum(own) / len(own) if own else 0.0
+            self.scores[i] = sum(own) + min(mean * len(missed), sum(missed))
         ranked = sorted(there, key=lambda i: (-self.scores[i], ties.index(i)))
         kept = [passed[i] and i in ranked[: self.top] for i in range(n)]
         return self._update(g, kept), kept, [self.scores[i] for i in range(n)]

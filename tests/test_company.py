@@ -655,7 +655,7 @@ def test_examples_that_are_fitted_to_the_last_digits_are_no_reason_to_stop(scale
     """Their gradients are rounding, of full length once they are normalized."""
     going = training(network(), worker={"name": "normalized", "momentum": 0.0})
     state = going.settled().state
-    state = replace(state, params=scale * state.params)
+    state = replace(state, server=replace(state.server, params=scale * state.params))
     own = going.federation.mechanism.model.outputs(state.params, going.federation.workers.x).argmax(1)
     fitted = going.federation.change(y=own)
     for t in range(5):
@@ -664,7 +664,9 @@ def test_examples_that_are_fitted_to_the_last_digits_are_no_reason_to_stop(scale
         sample = looks.sample_of(fitted, state, t, rng)
         assert not looks.sums_still_differ(fitted, state.params, sample, rng)
         twin, params = sight.doubled(fitted.mechanism.model), state.params.double()
-        left = looks._without_faint(fitted, twin, params, replace(sample, x=sample.x.double()))
+        left = looks._without_faint(
+            fitted, twin, params, replace(sample, examples=replace(sample.examples, x=sample.examples.x.double()))
+        )
         assert (len(left.mine) < len(sample.mine)) == (scale > 1)
 
 

@@ -370,7 +370,7 @@ def first_rounds(d: int, s: float, signal: float, seed: int, rounds: int = 6) ->
         sums = torch.stack([examples(size).sum(0) / BATCH for size in sizes])
         sent = receive(sums + s * torch.randn(n, d, generator=rng), n, d, torch.zeros(d))
         known = {"batch": BATCH, "largest": 1.0, "contributions": lambda: own, "last": last}
-        view = ServerView(*sent, s, 10, lambda normalized: own.mean(0), torch.arange(n), **known)
+        view = ServerView(*sent[:3], s, 10, lambda normalized: own.mean(0), torch.arange(n), **known)
         verdict = Fortified()(view, state)
         state, last = verdict.state, sent[0]
         reasons.append(verdict.reason)
@@ -814,7 +814,7 @@ def test_strata_are_classes_with_as_many_examples_one_after_the_other(quick):
     federation = prepare(quick(), CPU).federation
     assert federation.server.strata == 10
     for labels, strata in STRATA.items():
-        assert federation.change(aux_y=torch.tensor(labels, dtype=torch.int64)).strata == strata
+        assert federation.change(aux_y=torch.tensor(labels, dtype=torch.int64)).server.strata == strata
 
 
 def test_an_adversary_tries_it_with_examples_of_its_own(quick):

@@ -160,7 +160,9 @@ def test_noise_does_not_depend_on_the_data():
     uploads, sums = [], []
     for each in (run, other):
         state, _ = play(each, first_state(each), 0)
-        sums.append(Direct(each.model)(each.worker, each.model.initial(), *examples_of(each, 0), state.spare))
+        mechanism = each.mechanism
+        drawn = examples_of(each, 0)
+        sums.append(Direct(mechanism.model)(mechanism.worker, mechanism.model.initial(), *drawn, state.spare))
         uploads.append(state.uploads)
     assert (sums[0] - sums[1]).norm(dim=1).min() > 1
     torch.testing.assert_close(uploads[0] - uploads[1], (sums[0] - sums[1]) / run.mechanism.batch, rtol=0, atol=1e-6)

@@ -189,7 +189,7 @@ class Bare(Normalized):
 
 def federation(spec: Spec, worker=None):
     found = prepare(spec, CPU).federation
-    return replace(found, worker=worker) if worker else found
+    return found.change(worker=worker) if worker else found
 
 
 def uploads_of(run_, rounds: int) -> list[torch.Tensor]:
@@ -197,7 +197,8 @@ def uploads_of(run_, rounds: int) -> list[torch.Tensor]:
     for t in range(rounds):
         state, _ = play(run_, state, t)
         sent.append(state.uploads.clone())
-        state = replace(state, params=start(run_).state.params)  # at the same model, whatever was sent
+        params = start(run_).state.params
+        state = replace(state, server=replace(state.server, params=params))  # at the same model, whatever was sent
     return sent
 
 
@@ -205,26 +206,27 @@ def test_a_round_of_momentum_is_a_round_of_clipping_and_the_average(quick):
     spec = quick(worker="clipped-momentum", aggregator="mean", byzantine=0.0)
     own = federation(spec)
     first, second = uploads_of(own, 2)
-    fresh = uploads_of(replace(own, worker=Clipped()), 2)
+    fresh = uploads_of(own.change(worker=Clipped()), 2)
     assert torch.allclose(first, 0.1 * fresh[0], atol=1e-7)
     assert torch.allclose(second, 0.9 * first + 0.1 * fresh[1], atol=1e-7)
-    assert own.added_noise == replace(own, worker=Clipped()).added_noise > own.noise_std
+    plain = own.change(worker=Clipped()).mechanism
+    assert own.mechanism.added_noise == plain.added_noise > own.mechanism.noise_std
 
 
 def test_a_round_of_sign_gaussian_sends_the_signs_of_the_noisy_means(quick):
     own = federation(quick(worker="sign-gaussian", aggregator="mean", byzantine=0.0))
-    noisy = uploads_of(replace(own, worker=Normalized(momentum=0.0)), 2)
+    noisy = uploads_of(own.change(worker=Normalized(momentum=0.0)), 2)
     for sent, mean in zip(uploads_of(own, 2), noisy, strict=True):
         assert torch.equal(sent > 0, mean >= 0)
 
 
 def test_a_round_of_sign_randomized_flips_the_signs_of_bare_means(quick):
     own = federation(quick(worker="sign-randomized", aggregator="mean", byzantine=0.0, sigma=0.02, epsilon=None))
-    bare = uploads_of(replace(own, worker=Bare(momentum=0.0)), 2)
+    bare = uploads_of(own.change(worker=Bare(momentum=0.0)), 2)
     sent = uploads_of(own, 2)
-    assert own.added_noise == 0
+    assert own.mechanism.added_noise == 0
     flipped = torch.stack([(a > 0) != (b >= 0) for a, b in zip(sent, bare, strict=True)]).double()
-    assert share_within(float(flipped.mean()), flip_probability(0.02, own.model.d), flipped.numel())
+    assert share_within(float(flipped.mean()), flip_probability(0.02, own.d), flipped.numel())
     assert not torch.equal(flipped[0], flipped[1])
 
 
@@ -282,7 +284,7 @@ def test_each_baseline_brings_a_worker_and_settings_that_fit_the_smallest_data_s
         given = Spec(aggregator=name, batch=3, worker="clipped", rate=0.5)
         assert (given.batch, given.worker, given.rate) == (3, "clipped", 0.5)
         few = replace(spec, workers=20, byzantine=0.0, **QUICK)  # of the smallest data set, 70 examples for each
-        assert int(prepare(few, CPU).federation.sizes.min()) >= spec.batch
+        assert int(prepare(few, CPU).federation.workers.sizes.min()) >= spec.batch
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -352,7 +354,7 @@ def test_privacy_prices_signs(cli):
     assert 0.99 <= found["epsilon"] <= 1
     people = cli(*asked).out
     assert f"flipped with probability {flip_probability(found['sigma'], 500):.4f}" in people
-    assert "an example can turn them all" in people
+    assert "one example can change all of them" in people
     assert "signs" not in cli(*asked[:-2]).out
 
 

@@ -445,7 +445,7 @@ def small_federation(worker, attack, sigma: float = 0.5, byzantine: float = 0.4)
         auxiliary=2,
     )
     ready = prepare(spec, Compute(device="cpu"), Dataset("mine", x, y, x[:20], y[:20], classes=4)).federation
-    return replace(ready, worker=worker, attack=attack, sigma=sigma)
+    return ready.change(worker=worker, attack=attack, sigma=sigma)
 
 
 @pytest.mark.parametrize("sigma", [1e-6, 0.5])
@@ -525,8 +525,9 @@ def test_asking_does_not_change_the_round(quick, aggregator):
         states.append(state)
     assert torch.equal(states[0].params, states[1].params)
     assert torch.equal(states[0].uploads, states[1].uploads)
-    assert states[0].aggregator.keys() == states[1].aggregator.keys()
-    assert all(torch.equal(states[0].aggregator[name], states[1].aggregator[name]) for name in states[0].aggregator)
+    kept, kept_too = (state.server.aggregator for state in states)
+    assert kept.keys() == kept_too.keys()
+    assert all(torch.equal(kept[name], kept_too[name]) for name in kept)
     for one, other in zip(verdicts[:3], verdicts[3:], strict=True):
         assert torch.equal(one.reason, other.reason)
         assert torch.equal(one.score, other.score)
@@ -559,7 +560,8 @@ def test_the_answer_uses_the_surrogate_and_not_the_servers_data(quick):
     # The first round: the model is the same whatever the server's own data say.
     as_is = answers(1)
     other_server = answers(1, aux_x=prepared.server.aux_x.flip(0) + 1.0)
-    other_guess = answers(1, surrogate_x=prepared.adversary.imagined.aux_x.flip(0) + 1.0)
+    imagined = prepared.adversary.imagined
+    other_guess = answers(1, imagined=replace(imagined, aux_x=imagined.aux_x.flip(0) + 1.0))
     assert all(torch.equal(one.score, two.score) for one, two in zip(as_is, other_server, strict=True))
     assert not torch.equal(as_is[0].score, other_guess[0].score)
     # The aggregator's state, which holds the server's gradient, is kept from the adversary: every question is a first

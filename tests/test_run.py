@@ -301,11 +301,12 @@ def test_the_servers_examples_may_be_of_another_data_set(quick, monkeypatch):
     monkeypatch.setitem(data.SOURCES, "other", data.SOURCES["digits"])
     monkeypatch.setattr(SharedData, "load_auxiliary", lambda self, name: other)
     foreign = prepare(quick(auxiliary_from="other"), Compute(device="cpu")).federation
-    assert float(foreign.aux_x.min()) > 50 > float(plain.aux_x.max())
-    assert len(foreign.aux_y) == len(plain.aux_y) == 20
-    assert foreign.strata == 10
-    held = {int(i) for row, size in zip(foreign.holdings, foreign.sizes, strict=True) for i in row[: int(size)]}
-    assert len(held) == len(foreign.y)
+    assert float(foreign.server.aux_x.min()) > 50 > float(plain.server.aux_x.max())
+    assert len(foreign.server.aux_y) == len(plain.server.aux_y) == 20
+    assert foreign.server.strata == 10
+    workers = foreign.workers
+    held = {int(i) for row, size in zip(workers.holdings, workers.sizes, strict=True) for i in row[: int(size)]}
+    assert len(held) == len(workers.y)
 
 
 def test_a_folder_of_a_run_with_other_server_examples_is_refused(quick, tmp_path):

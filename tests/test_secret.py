@@ -39,8 +39,8 @@ def drawn_for(monkeypatch):
 
 def test_a_secret_run_never_gives_the_same_twice():
     first, again = (prepare(SPEC, CPU).federation for _ in range(2))
-    assert torch.equal(first.holdings, again.workers.holdings)  # data and weights follow from the seed
-    assert torch.equal(first.model.initial(), again.mechanism.model.initial())
+    assert torch.equal(first.workers.holdings, again.workers.holdings)  # data and weights follow from the seed
+    assert torch.equal(first.mechanism.model.initial(), again.mechanism.model.initial())
     ours, theirs = (play(each, first_state(each), 0)[0].uploads for each in (first, again))
     assert ((ours - theirs).norm(dim=1) / ours.norm(dim=1)).min() > 1
 
@@ -53,11 +53,11 @@ def test_secret_uploads_are_sums_plus_the_stated_noise(attack, monkeypatch):
     monkeypatch.setattr(Source, "uniform", lambda self, *shape: batches.append(uniform(self, *shape)) or batches[-1])
     run_ = prepare(Spec(**{**SPEC.canonical(), "attack": attack, "aggregator": "mean"}), CPU).federation
     state, _ = play(run_, first_state(run_), 0)
-    active = run_.active(run_.phase(0))
+    active = run_.active(run_.phase(0)).holdings
     held = torch.arange(active.longest) < active.sizes[:, None]
     drawn = (batches[0] < run_.mechanism.sampling.rate(run_.mechanism.declared)) & held
     owner, number = drawn.nonzero(as_tuple=True)
-    rows = active.rows
+    rows = torch.arange(len(run_.workers)) if active.rows is None else active.rows
     chosen = run_.workers.holdings[rows[owner], number]
     nothing = torch.zeros(len(rows), run_.mechanism.model.d)
     exact = Direct(run_.mechanism.model)(
@@ -144,12 +144,12 @@ noisegate.run(make_spec({spec.canonical()!r}), compute=noisegate.Compute(device=
     assert drawn_for == [1000, 1001, 1002]
 
 
-def test_lost_rounds_are_missing_and_their_price_is_paid():
+def test_lost_rounds_are_called_so_and_their_price_is_paid():
     setup = prepare(SPEC, CPU)
     moved = replace(start(setup.federation), reserved=5).skip_reserved()
     assert (moved.rounds, moved.lost) == (5, 5)
-    assert (moved.reasons[:5] == Reason.MISSING).all()
-    assert shares(setup.federation, moved.reasons[:5]) == (0.0, 0.0)  # nobody was refused, nothing was used
+    assert (moved.reasons[:5] == Reason.LOST).all()
+    assert shares(setup.federation, moved) == (0.0, 0.0, 0.0, 0.0)  # nobody was refused, nothing was used
     whole = epsilon(4.0, examples=setup.privacy.declared, rounds=12, sampling=Poisson(SPEC.batch), accountant="rdp")
     assert setup.privacy.epsilon == whole  # of all rounds, whether they are played or lost
 

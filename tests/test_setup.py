@@ -59,7 +59,7 @@ def test_nobody_trains_on_what_the_server_or_the_test_holds(toy, partition, seed
 def test_positions_are_shuffled(toy):
     lying = torch.stack(
         [
-            prepare(Spec(workers=4, byzantine=0.5, seed=seed, **NOISE), CPU, toy()).federation.byzantine
+            prepare(Spec(workers=4, byzantine=0.5, seed=seed, **NOISE), CPU, toy()).federation.adversary.byzantine
             for seed in range(24)
         ]
     )
@@ -73,12 +73,12 @@ def test_the_same_seed_makes_the_same_federation(toy):
     spec = Spec(workers=4, byzantine=0.5, **NOISE)
     first, again = (prepare(spec, CPU, toy()).federation for _ in range(2))
     other = prepare(Spec(workers=4, byzantine=0.5, seed=2, **NOISE), CPU, toy()).federation
-    for name in ("holdings", "sizes", "byzantine", "aux_x"):
-        assert torch.equal(getattr(first, name), getattr(again, name)), name
-    assert torch.equal(first.model.initial(), again.mechanism.model.initial())
-    assert not torch.equal(first.holdings, other.holdings)
-    assert not torch.equal(first.aux_x, other.aux_x)
-    assert not torch.equal(first.model.initial(), other.model.initial())
+    for part, name in (("workers", "holdings"), ("workers", "sizes"), ("adversary", "byzantine"), ("server", "aux_x")):
+        assert torch.equal(getattr(getattr(first, part), name), getattr(getattr(again, part), name)), name
+    assert torch.equal(first.mechanism.model.initial(), again.mechanism.model.initial())
+    assert not torch.equal(first.workers.holdings, other.workers.holdings)
+    assert not torch.equal(first.server.aux_x, other.server.aux_x)
+    assert not torch.equal(first.mechanism.model.initial(), other.mechanism.model.initial())
 
 
 @pytest.mark.parametrize(("share", "liars"), [(0.2, 5), (0.4, 13), (0.6, 30), (0.9, 180), (0.0, 0)])
@@ -104,7 +104,7 @@ def test_how_many_lie(toy, share, liars):
 )
 def test_how_many_the_server_believes(toy, workers, share, gamma, believed):
     spec = Spec(workers=workers, byzantine=share, gamma=gamma, **NOISE)
-    assert prepare(spec, CPU, toy(train=400)).federation.believed_honest == believed
+    assert prepare(spec, CPU, toy(train=400)).federation.server.believed_honest == believed
 
 
 def test_unequal_workers_share_one_rate_one_noise_and_one_epsilon(toy):
@@ -150,7 +150,7 @@ def test_the_rate_follows_the_noise(toy):
     assert federation.server.rate == pytest.approx(0.5 * 1.0 / 4.0)
     assert federation.mechanism.noise_std == pytest.approx(4.0 / 8, rel=1e-5)  # a hair more, for rounding
     clipped = Spec(workers=4, worker={"name": "clipped", "threshold": 0.5}, **NOISE)
-    assert prepare(clipped, CPU, toy()).federation.noise_std == pytest.approx(0.5 * 4.0 / 8, rel=1e-5)
+    assert prepare(clipped, CPU, toy()).federation.mechanism.noise_std == pytest.approx(0.5 * 4.0 / 8, rel=1e-5)
 
 
 def test_noise_that_overspends_is_refused(toy):

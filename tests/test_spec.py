@@ -307,12 +307,7 @@ def test_batch_and_rate_are_the_users_then_the_aggregators_then_the_data_sets():
 def test_reference_and_undefended_change_what_they_say():
     spec = Spec(attack="inner", attack_start=0.5, gamma=0.5, seed=3, epsilon=1.0, rounds=9)
     clean, bare = reference(spec), undefended(spec)
-    assert (clean.adversary.byzantine, clean.server.aggregator, clean.gamma, clean.attack_start) == (
-        0.0,
-        clean.server.aggregator,
-        None,
-        0.0,
-    )
+    assert (clean.byzantine, clean.aggregator, clean.gamma, clean.attack_start) == (0.0, "mean", None, 0.0)
     assert clean.canonical()["aggregator"] == bare.canonical()["aggregator"] == {"name": "mean"}
     assert bare == dataclasses.replace(spec, aggregator="mean")
     kept = ("dataset", "epsilon", "seed", "rounds", "batch", "rate", "worker", "sampling")

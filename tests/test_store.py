@@ -147,7 +147,7 @@ def tensors_of(folder: Path) -> dict:
     [
         ("params", lambda value: value * float("nan"), "not finite"),
         ("uploads", lambda value: value / 0, "not finite"),
-        ("memory.*", lambda value: value * float("inf"), "not finite"),
+        ("state.*", lambda value: value * float("inf"), "not finite"),
         ("params", lambda value: value[:-1], "another shape"),
         ("params", lambda value: value.double(), "another shape or type"),
         ("uploads", lambda value: value[:-1], "another shape"),
@@ -164,7 +164,7 @@ def tensors_of(folder: Path) -> dict:
 )
 def test_tensors_that_do_not_fit_are_refused_though_the_checksum_does(folder, name, make, says):
     held = tensors_of(folder)
-    names = [own for own in held if own.startswith("memory.")] if name == "memory.*" else [name]
+    names = [own for own in held if own.startswith("state.")] if name == "state.*" else [name]
     assert names
     value = {own: make(held.get(own)) for own in names[:1]}
     (folder / NAME).write_bytes(rewritten((folder / NAME).read_bytes(), **value))
@@ -197,7 +197,7 @@ def test_what_liars_sent_may_be_anything(folder, tmp_path):
         ({"of": 10**300}, "out of range"),
         ({"seconds": -1.0}, "out of range"),
         ({"seconds": "long"}, "no number"),
-        ({"kind": "noisegate checkpoint 2"}, "not a checkpoint of this version"),
+        ({"kind": "noisegate checkpoint 3"}, "not a checkpoint of this version"),
     ],
 )
 def test_words_that_do_not_fit_are_refused_though_the_checksum_does(folder, about, says):

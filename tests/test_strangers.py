@@ -297,12 +297,13 @@ class Blank(Spy):
 
 
 def test_an_attack_that_overwrites_all_it_can_reach_changes_nothing(federation):
-    kept = {name: getattr(federation, name).clone() for name in ("x", "y", "aux_x", "surrogate_x", "known_x", "sizes")}
+    workers, adversary = federation.workers, federation.adversary
+    own = workers.x, workers.y, workers.sizes, federation.server.aux_x, adversary.imagined.aux_x, adversary.known_x
+    kept = [each.clone() for each in own]
     clean, spied = (rounds(federation.change(attack=attack)) for attack in (Blank(), Spy()))
     assert torch.equal(clean.params, spied.params)
     assert torch.equal(clean.uploads, spied.uploads)
-    for name, value in kept.items():
-        assert torch.equal(getattr(federation, name), value), name
+    assert all(torch.equal(before, after) for before, after in zip(kept, own, strict=True))
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def test_absence_costs_an_honest_worker_little():
     What one worker would have scored in 20 rounds is a lottery: a score below the mean of the top counts for nothing.
     """
     always = totals()
-    for misses in (lambda t, i: t % 3 == 2, lambda t, i: 20 <= t < 40, lambda t, i: t >= 40):
+    for misses in (lambda t, i: t % 3 == 2, lambda t, i: t < 20, lambda t, i: 20 <= t < 40, lambda t, i: t >= 40):
         found = [float(totals(lambda t, i, j=j, misses=misses: i == j and misses(t, i))[j]) for j in range(20)]
         assert sum(found) == pytest.approx(float(always.sum()), rel=0.1)
 
@@ -217,7 +217,8 @@ def test_what_is_credited_is_the_own_mean_but_no_more_than_those_with_the_highes
     assert second.score.tolist() == [10, 14, 0, 0]
     assert second.reason.tolist() == [Reason.MISSING, Reason.KEPT, Reason.KEPT, Reason.SCORE]
     third = aggregator(view_of(scored(9, 8, 40, 40), AXIS, 2, missing=[0, 1]), second.state)
-    assert third.score.tolist() == [16, 21, 40, 40]  # 6 and 14 / 2, not 10 / 2: what was credited was not earned
+    # 6 and two rounds at its mean of 6, of at most 4 + 40; 14 and one round at its mean of 7.
+    assert third.score.tolist() == [18, 21, 40, 40]
     assert third.kept.tolist() == [False, False, True, True]
 
 
