@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from torch import nn
 
@@ -24,28 +25,46 @@ Watch = Callable[[Progress, int], None]
 """Called with the progress and the number of all rounds: after every round, on a CUDA device every so often."""
 
 
+class InputArguments(TypedDict, total=False):
+    """What a run may be given that is not in its spec."""
+
+    dataset: Dataset | None
+    model: nn.Module | None
+    loss: Loss
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The same, with what is not given."""
+
+    dataset: Dataset | None = None
+    model: nn.Module | None = None
+    loss: Loss = cross_entropy
+    label: str | None = None
+
+
 def run(
     spec: Spec | None = None,
     *,
     compute: Compute | None = None,
-    dataset: Dataset | None = None,
-    model: nn.Module | None = None,
-    loss: Loss = cross_entropy,
     out: Path | str | None = None,
     resume: bool = False,
     watch: Watch | None = None,
-    label: str | None = None,
+    **inputs: Unpack[InputArguments],
 ) -> Result:
     """Run `spec` and give its result; with `out`, leave a run folder that can be resumed.
 
-    dataset, model, loss: your own, instead of those the spec names. watch: called after every round. label: stands for
-    the code of model and loss where it cannot be read: runs with other code need another one, or they share noise.
+    watch: called after every round. inputs: `dataset`, `model`, `loss`: your own, instead of those the spec names; and
+    `label`, which stands for the code of model and loss where it cannot be read: runs with other code need another one,
+    or they share noise.
     """
     spec, compute = spec or Spec(), compute or Compute()
+    dataset, model, loss, label = (getattr(Inputs(**inputs), name) for name in ("dataset", "model", "loss", "label"))
     if model is not None:
         check_module(model)
-    inputs = fingerprint(spec, dataset, model, loss, label) if out is not None else None
-    folder = _folder(out, spec, inputs) if out is not None else None
+    made_of = fingerprint(spec, dataset, model, loss, label) if out is not None else None
+    folder = _folder(out, spec, made_of) if out is not None else None
     if folder and (found := _done(folder, spec, resume)) is not None:
         return found
     with compute.exact(), ExitStack() as held:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,8 @@ from noisegate.entropy import Secret
 from noisegate.errors import DataError, SpecError
 from noisegate.models import build_model, check_module
 from noisegate.protocol import Mechanism, Server
-from noisegate.roles import Aggregator, Worker
+from noisegate.roles import Aggregator, Attack, Worker
+from noisegate.runs.dealing import Dealt, copies, deal, held_by_byzantine, surrogate
 from noisegate.runs.identity import digest_data, digest_run
 from noisegate.runs.promise import Privacy, Roster, make_promise, signs_of
 from noisegate.runs.spec import Spec
@@ -102,93 +104,107 @@ def prepare(
 
     shared: data that other runs brought to the device, and a place for those that this one brings.
     """
-    shared = shared or SharedData()
-    device = compute.resolve()
+    shared, device = shared or SharedData(), compute.resolve()
     defaults = data.SOURCES.get(spec.dataset) if dataset is None else None
     dataset = dataset or shared.load(spec)
+    source = shared.load_auxiliary(spec.auxiliary_from) if spec.auxiliary_from else dataset
     honest = spec.workers or (defaults.workers if defaults else DEFAULT_WORKERS)
+    parts = _build_parts(spec, honest)
+    dealt = deal(spec, dataset, source, honest)
+    declared = spec.declared or round(sum(dealt.honest_sizes()) / honest)
+    sampling = _sampling(spec, dealt, declared)
+    rounds = spec.rounds or math.ceil((defaults.epochs if defaults else DEFAULT_EPOCHS) * declared / spec.batch)
+
+    name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
+    if module is None:
+        module = build_model(name, dataset.shape, dataset.classes, stream(spec.seed, "weights"))
+    else:
+        name = type(module).__name__
+        check_module(module)
+    model = FlatModel(module, loss, device)
+    roster = Roster(dealt.honest_sizes(), declared, rounds, signs_of(parts.worker, model.d))
+    promise = make_promise(spec, sampling, roster).with_copies(copies(spec, dealt))
+
+    x, y, x_test, y_test = shared.on(device, dataset)
+    scratch = compute.scratch()
+    chunk = max(1, min(compute.chunk, scratch // (4 * GRADIENT_COPIES * model.d)))
+    company = Company(spec.batch, len(dealt.parts), scratch, spec.seed)
+    sums = choose_sums(model, model.initial(), x, y, chunk=chunk, company=company)
+    mechanism = Mechanism(model, sums, parts.worker, sampling, promise.sigma, declared)
+    server = _server(spec, mechanism, parts, dealt, promise, scratch)
+    examples = shared.digest(dataset), shared.digest(source)
+    made_of = digest_run(examples, module, loss, (parts.attack, parts.aggregator, parts.worker), label)
+    # What a secret run draws by name (ties, attackers' numbers) must not follow from private data: it shows.
+    run_name = spec.name() if spec.secret else f"{spec.name()}/{made_of}"
+    holdings, sizes = (each.to(device) for each in dealt.padded())
+    federation = Federation(
+        workers=Workers(mechanism, x, y, holdings, sizes, scratch),
+        server=server,
+        adversary=_adversary(spec, parts.attack, server, dealt, (x, y)),
+        schedule=Schedule(rounds, spec.seed, run_name, Secret(device) if spec.secret else None, spec.absent or 0.0),
+    )
+    every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
+    return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
+
+
+class Parts(NamedTuple):
+    """The three parts of a spec as objects."""
+
+    attack: Attack
+    aggregator: Aggregator
+    worker: Worker
+
+
+def _build_parts(spec: Spec, honest: int) -> Parts:
+    """The parts of the spec. SpecError if they do not exist for so many workers, or do not fit each other."""
     byzantine = spec.count_byzantine(honest)
     if honest + byzantine > MOST_WORKERS:
         raise SpecError(
             f"byzantine = {spec.byzantine}: makes {byzantine} Byzantine workers beside {honest} honest ones, more than "
             f"{MOST_WORKERS} in all; lower byzantine or workers"
         )
-    attack = spec.build_attack()
-    attack.check(honest, byzantine)
-    aggregator = spec.build_aggregator()
-    believed = honest if spec.gamma is None else _ceil(spec.gamma * (honest + byzantine))
-    worker = spec.build_worker()
-    _check_aggregator(spec, aggregator, worker, honest + byzantine)
+    parts = Parts(spec.build_attack(), spec.build_aggregator(), spec.build_worker())
+    parts.attack.check(honest, byzantine)
+    _check_aggregator(spec, parts.aggregator, parts.worker, honest + byzantine)
+    return parts
 
-    # The server's examples are in no worker's data and not in the test set.
-    source = shared.load_auxiliary(spec.auxiliary_from) if spec.auxiliary_from else dataset
-    if source.shape != dataset.shape or source.classes < dataset.classes:
-        raise SpecError(
-            f"auxiliary_from = {spec.auxiliary_from!r}: has examples of shape {source.shape} in {source.classes} "
-            f"classes, and {dataset.name!r} {dataset.shape} in {dataset.classes}; choose a data set like it"
-        )
-    aux, pool = data.hold_out(source.y, dataset.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
-    pool = pool if source is dataset else torch.arange(len(dataset.y))
-    parts, lying = _deal(spec, pool, dataset.y[pool], honest, byzantine)
-    sizes = [len(part) for part, lies in zip(parts, lying.tolist(), strict=True) if not lies]
-    declared = spec.declared or round(sum(sizes) / honest)
+
+def _sampling(spec: Spec, dealt: Dealt, declared: int) -> Sampling:
+    """The sampling scheme. DataError if a worker has too few examples for it."""
     sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
+    sizes = dealt.honest_sizes()
     if (fewest := min(sampling.priced(sizes, declared))) < spec.batch:
         raise DataError(
-            f"batch = {spec.batch}: the smallest of {honest} workers has only {fewest} examples; lower batch or workers"
+            f"batch = {spec.batch}: the smallest of {len(sizes)} workers has only {fewest} examples; "
+            "lower batch or workers"
         )
-    epochs = defaults.epochs if defaults else DEFAULT_EPOCHS
-    rounds = spec.rounds or math.ceil(epochs * declared / spec.batch)
+    return sampling
 
-    if module is None:
-        name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
-        module = build_model(name, dataset.shape, dataset.classes, stream(spec.seed, "weights"))
-    else:
-        name = type(module).__name__
-        check_module(module)
-    model = FlatModel(module, loss, device)
-    promise = make_promise(spec, sampling, Roster(sizes, declared, rounds, signs_of(worker, model.d)))
-    promise = promise.with_copies(_copies(spec, parts, lying))
-    examples = shared.digest(dataset), shared.digest(source)
-    made_of = digest_run(examples, module, loss, (attack, aggregator, worker), label)
-    x, y, x_test, y_test = shared.on(device, dataset)
-    surrogate = _surrogate(spec, parts, lying, dataset).to(device)
-    known = _held_by_liars(spec, parts, lying, "known")[:MOST_KNOWN].to(device)
-    scratch = compute.scratch()
-    chunk = max(1, min(compute.chunk, scratch // (4 * GRADIENT_COPIES * model.d)))
-    company = Company(spec.batch, honest + byzantine, scratch, spec.seed)
-    mechanism = Mechanism(
-        model=model,
-        sums=choose_sums(model, model.initial(), x, y, chunk=chunk, company=company),
-        worker=worker,
-        sampling=sampling,
-        sigma=promise.sigma,
-        declared=declared,
-    )
-    server = Server(
+
+def _server(spec: Spec, mechanism: Mechanism, parts: Parts, dealt: Dealt, promise: Privacy, scratch: int) -> Server:
+    """The server, with its examples on the model's device."""
+    workers, device = len(dealt.parts), mechanism.model.initial().device
+    believed = len(dealt.honest_sizes()) if spec.gamma is None else _ceil(spec.gamma * workers)
+    return Server(
         mechanism=mechanism,
-        aggregator=aggregator,
-        aux_x=source.x[aux].to(device),
-        aux_y=source.y[aux].to(device),
-        workers=honest + byzantine,
+        aggregator=parts.aggregator,
+        aux_x=dealt.source.x[dealt.aux].to(device),
+        aux_y=dealt.source.y[dealt.aux].to(device),
+        workers=workers,
         believed_honest=believed,
         rate=spec.rate * promise.sigma_base / promise.sigma if promise.sigma else spec.rate,
         scratch=scratch,
     )
-    # An adversary's examples may not be as many of every class.
-    imagined = replace(server, aux_x=x[surrogate], aux_y=y[surrogate], balanced=False)
-    holdings = nn.utils.rnn.pad_sequence(parts, batch_first=True).to(device)
-    sizes_of_all = torch.tensor([len(part) for part in parts], device=device)
-    # What a secret run draws by name (ties, attackers' numbers) must not follow from private data: it shows.
-    run_name = spec.name() if spec.secret else f"{spec.name()}/{made_of}"
-    federation = Federation(
-        workers=Workers(mechanism, x, y, holdings, sizes_of_all, scratch),
-        server=server,
-        adversary=Adversary(attack, lying.to(device), dataset.classes, imagined, x[known], y[known]),
-        schedule=Schedule(rounds, spec.seed, run_name, Secret(device) if spec.secret else None, spec.absent or 0.0),
-    )
-    every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
-    return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
+
+
+def _adversary(spec: Spec, attack: Attack, server: Server, dealt: Dealt, examples: tuple[Tensor, Tensor]) -> Adversary:
+    """The adversary. examples: the training pool (x, y) on the device."""
+    (x, y), device = examples, server.aux_x.device
+    taken = surrogate(spec, dealt).to(device)
+    known = held_by_byzantine(spec, dealt, "known")[:MOST_KNOWN].to(device)
+    # Its examples may not be as many of every class.
+    imagined = replace(server, aux_x=x[taken], aux_y=y[taken], balanced=False)
+    return Adversary(attack, dealt.byzantine.to(device), dealt.dataset.classes, imagined, x[known], y[known])
 
 
 def _check_aggregator(spec: Spec, aggregator: Aggregator, worker: Worker, workers: int) -> None:
@@ -214,48 +230,6 @@ def _check_aggregator(spec: Spec, aggregator: Aggregator, worker: Worker, worker
         aggregator.check(workers)
     except SpecError as error:
         raise SpecError(f"aggregator {spec.canonical()['aggregator']['name']!r}: {error}") from None
-
-
-def _deal(spec: Spec, pool: Tensor, y: Tensor, honest: int, byzantine: int) -> tuple[list[Tensor], Tensor]:
-    """(each worker's examples, who lies), by position. Positions are shuffled: no aggregator may profit from an order.
-
-    Honest workers share the pool. Byzantine ones hold as much as an honest one, drawn from the whole pool.
-    """
-    parts = [pool[part] for part in _partition(spec, y, honest)]
-    rng = stream(spec.seed, "byzantine-data")
-    parts += [pool[torch.randperm(len(pool), generator=rng)[: len(pool) // honest]] for _ in range(byzantine)]
-    places = torch.randperm(len(parts), generator=stream(spec.seed, "positions"))
-    return [parts[place] for place in places.tolist()], places >= honest
-
-
-def _surrogate(spec: Spec, parts: list[Tensor], lying: Tensor, dataset: Dataset) -> Tensor:
-    """Which examples an adversary takes for the server's: as many of each class, of those that its workers hold."""
-    pool = _held_by_liars(spec, parts, lying, "surrogate")
-    return torch.cat([pool[dataset.y[pool] == label][: spec.auxiliary] for label in range(dataset.classes)])
-
-
-def _held_by_liars(spec: Spec, parts: list[Tensor], lying: Tensor, name: str) -> Tensor:
-    """Every example that a Byzantine worker holds, once, in the random order of that name; none if nobody lies."""
-    held = [part for part, lies in zip(parts, lying.tolist(), strict=True) if lies]
-    pool: Tensor = torch.cat([torch.zeros(0, dtype=torch.int64), *held]).unique()
-    return pool[torch.randperm(len(pool), generator=stream(spec.seed, name))]
-
-
-def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:
-    rng = stream(spec.seed, "partition")
-    if spec.dirichlet is not None:
-        return data.dirichlet(y, honest, spec.dirichlet, rng, smallest=spec.batch)
-    return data.non_iid(y, honest, rng) if spec.non_iid else data.iid(y, honest, rng)
-
-
-def _copies(spec: Spec, parts: list[Tensor], lying: Tensor) -> int:
-    """How many workers that follow the protocol hold the same example, at most.
-
-    Byzantine workers hold examples drawn from the whole pool. Where nobody attacks they are honest workers more.
-    """
-    honest = spec.canonical()["attack"]["name"] == "none"
-    held = [part for part, lies in zip(parts, lying.tolist(), strict=True) if honest or not lies]
-    return int(torch.cat(held).bincount().max())
 
 
 def _ceil(value: float) -> int:

@@ -9,7 +9,7 @@ type; a weight from it could then make a contribution longer than 1. Such exampl
 """
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -153,16 +153,7 @@ class ClosedForm(Sums):
         parts = [_part(layer, a, delta, groups) for layer, (a, delta) in zip(self.layers, traced, strict=True)]
         fresh, old = 1 - worker.momentum, worker.momentum
 
-        # Lengths, in units of 1-b: of g, of phi = g + r m with r = b / (1-b), and of both terms laid end to end.
-        square = sum_up(part.squares() for part in parts)
-        reach, length, finite = square.sqrt(), square, True
-        if old:
-            ratio, lasts = old / fresh, layers.squared_lengths(last_uploads)
-            last, finite = groups.spread(lasts), bool((lasts < torch.inf).all())
-            inner = sum_up(part.inner(last_uploads) for part in parts)
-            length = square.add_(inner, alpha=2 * ratio).add_(last, alpha=ratio**2)
-            reach = reach.add_(last.sqrt_(), alpha=ratio)
-        length = length.sqrt_()  # NaN where rounding made the square negative: not trusted
+        length, reach, finite = _mixed_lengths(parts, groups, last_uploads, old / fresh)
 
         # Which of them can be trusted, and their weights. What is too short to count has none.
         silent = reach < SHORTEST
@@ -247,6 +238,24 @@ class ClosedForm(Sums):
             sums.row_add(values, of_fresh, starts, into, place.start, momentum)
         for layer, a, delta in pairs:
             sums.linear_add(a, delta, of_fresh, starts, into, outer.LayerPlace(*layer.begins), momentum)
+
+
+def _mixed_lengths(
+    parts: Sequence[layers.Plain | layers.Spread], groups: layers.Groups, last_uploads: Tensor, ratio: float
+) -> tuple[Tensor, Tensor, bool]:
+    """Lengths in units of 1-b: (E,) of phi = g + r m, (E,) of both terms laid end to end, whether each m is finite.
+
+    ratio: r = b / (1-b). A length is NaN where rounding made its square negative, and then it is not trusted.
+    """
+    square = sum_up(part.squares() for part in parts)
+    reach, length, finite = square.sqrt(), square, True
+    if ratio:
+        lasts = layers.squared_lengths(last_uploads)
+        last, finite = groups.spread(lasts), bool((lasts < torch.inf).all())
+        inner = sum_up(part.inner(last_uploads) for part in parts)
+        length = square.add_(inner, alpha=2 * ratio).add_(last, alpha=ratio**2)
+        reach = reach.add_(last.sqrt_(), alpha=ratio)
+    return length.sqrt_(), reach, finite
 
 
 def sum_up(tensors: Iterable[Tensor]) -> Tensor:
