@@ -1,5 +1,12 @@
 """The protocol by itself: workers and a server who call it one by one get what the simulator gets."""
 
+import json
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +22,7 @@ from noisegate.simulate import Streams, play, start
 from noisegate.simulate import first_state as first
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
+from noisegate.workers import ClosedForm, Direct
 from plain_round import Memory, play_plainly
 
 CPU = Compute(device="cpu", threads=1)
@@ -49,6 +57,11 @@ def test_the_round_is_the_plain_one(byzantine, absent):
         assert (verdict.score - totals).abs().max() < CLOSE * max(1.0, float(totals.abs().max()))
         missed += fates.count("missing")
     assert bool(missed) == bool(absent)
+
+
+def test_the_page_of_the_round_shows_the_plain_one_whole():
+    here = Path(__file__).parent
+    assert (here / "plain_round.py").read_text().rstrip() in (here.parent / "docs" / "round.md").read_text()
 
 
 # --- worker by worker -----------------------------------------------------------------------------------------------
@@ -138,6 +151,25 @@ def test_the_noise_has_the_allowance_for_rounding():
     run = federation(aggregator="mean", sigma=1.0)
     assert run.mechanism.added_noise == pytest.approx(1.0 * (1 + 16 * 2**-20) / 16, rel=1e-12)
     assert run.mechanism.added_noise > 1.0 / 16
+
+
+@pytest.mark.parametrize("closed_form", [True, False])
+def test_workers_in_threads_may_share_a_mechanism(closed_form):
+    """A module holds hooks and parameters while it is called. Another thread's must not get into a worker's sum."""
+    run = federation(aggregator="mean", sigma=0.0)
+    mechanism = run.mechanism if closed_form else replace(run.mechanism, sums=Direct(run.mechanism.model))
+    assert isinstance(mechanism.sums, ClosedForm) == closed_form
+    models = [(1 + i / 4) * run.mechanism.model.initial() for i in range(4)]
+
+    def uploads(i: int) -> list[torch.Tensor]:
+        x, y = run.workers.x[70 * i :][:70], run.workers.y[70 * i :][:70]
+        return [upload_of_one(mechanism, models[i], x, y, None, lambda what, t=t: stream(t, what)) for t in range(12)]
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(uploads, range(4)))
+    for i in range(4):
+        for one, alone in zip(together[i], uploads(i), strict=True):
+            assert torch.equal(one, alone)
 
 
 # --- what arrives ---------------------------------------------------------------------------------------------------
@@ -292,3 +324,18 @@ def test_the_weight_of_byzantine_uploads_is_what_the_updates_were_made_of():
     found = shares(run, rounds.settled())
     assert found.byzantine_weight == pytest.approx(byzantine / total, rel=1e-5)
     assert found.byzantine_weight < found.byzantine_selected
+
+
+# --- the example ----------------------------------------------------------------------------------------------------
+
+
+def test_the_example_transport_runs_and_is_short():
+    path = Path(__file__).parents[1] / "examples" / "threads.py"
+    done = subprocess.run([sys.executable, str(path), "40"], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert "missing" not in done.stdout
+    accuracy, weights = done.stdout.strip().removeprefix("accuracy ").split(", mean weight of each worker ")
+    flippers, honest = json.loads(weights)[:2], json.loads(weights)[2:]
+    assert float(accuracy) > 0.5  # of ten classes
+    assert max(flippers) < min(honest)
+    assert len(path.read_text().splitlines()) <= 65

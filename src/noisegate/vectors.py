@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import threading
 from collections.abc import Callable
 
 import torch
@@ -33,6 +34,8 @@ class FlatModel:
         except RuntimeError as error:
             raise SpecError(f"model: cannot be copied ({str(error).splitlines()[0]})") from None
         self.loss = loss
+        self.lock = threading.RLock()
+        """Held while the module is called: calls put parameters and hooks into it for that long."""
         self.names = [name for name, _ in self.module.named_parameters()]
         self.shapes = [tuple(value.shape) for _, value in self.module.named_parameters()]
         self.sizes = [value.numel() for _, value in self.module.named_parameters()]
@@ -55,7 +58,8 @@ class FlatModel:
 
     def outputs(self, vector: Tensor, x: Tensor) -> Tensor:
         """What the module with the parameters `vector` says of the examples `x`."""
-        result: Tensor = functional_call(self.module, self.tensors(vector), (x,), tie_weights=self.shares)
+        with self.lock:
+            result: Tensor = functional_call(self.module, self.tensors(vector), (x,), tie_weights=self.shares)
         return result
 
     def losses(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -103,7 +107,7 @@ def ones(count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def clear_rows(rows: Tensor, absent: Tensor) -> Tensor:
-    """Zeros in the rows of (n, d) that `absent` (n,) marks, in place. On a CUDA device nobody looks."""
+    """Zeros in the rows of (n, d) that `absent` (n,) marks, in place. On a CUDA device the host does not wait."""
     if kernels.fused(rows) and rows.stride(-1) == 1:
         from noisegate.kernels.rows import clear_rows as clear
 

@@ -110,7 +110,7 @@ class ServerView:
         as `auxiliary(True)` each of them is scaled to length 1 first. An example without a finite gradient counts as
         zeros.
     ties: (n,) a fresh random order of the workers; equal scores are ranked by it.
-    state: most bytes that an aggregator may use beside the uploads.
+    scratch: most bytes that an aggregator may use beside the uploads.
     batch: b_c, how many examples an honest upload is expected to be made of, and what their sum was divided by.
     largest: what one example can at most add to that sum, in L2.
     contributions: gives (A, d) what each of the server's own examples would on average add to it, in an honest

@@ -154,7 +154,7 @@ class Spec:
             members = [*role.__annotations__, *dir(role)]
             lacks = [name for name in members if not name.startswith("_") and not hasattr(built, name)] or ["__call__"]
             raise SpecError(
-                f"{what} = {getattr(self, what)!r}: lacks {', '.join(lacks)}; see noisegate.views.{role.__name__}"
+                f"{what} = {getattr(self, what)!r}: lacks {', '.join(lacks)}; see noisegate.roles.{role.__name__}"
             )
         return built
 

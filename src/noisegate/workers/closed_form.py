@@ -22,7 +22,7 @@ from noisegate.examples import Examples
 from noisegate.roles import Worker
 from noisegate.vectors import FlatModel, counting, ones
 from noisegate.workers import example_gradients, layers
-from noisegate.workers.direct import SHORTEST, Direct, Sums
+from noisegate.workers.direct import SHORTEST, Direct, Sums, one_thread_at_a_time
 
 CANCELLATION = 0.25
 """Below this share of (1-b)||g|| + b||m|| a length from the expanded square is not trusted. Above it, an error of e
@@ -129,6 +129,7 @@ class ClosedForm(Sums):
             made += (a.numel() + delta.numel()) * KEPT + (0 if a.ndim == 2 else 2 * layer.size)
         return x[0].numel() + made
 
+    @one_thread_at_a_time
     def add(
         self,
         worker: Worker,

@@ -1,7 +1,10 @@
 """The obvious way: make every example's gradient, mix, scale, add up. For any module; the oracle of the fast way."""
 
+import functools
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -35,6 +38,20 @@ def contributions(worker: Worker, gradients: Tensor, last_uploads: Tensor) -> Te
     usable = norms.isfinite() & (norms >= SHORTEST)
     scaled = mixed * worker.weights(torch.where(usable, norms, 1.0))
     return torch.where(usable, scaled, 0.0).to(gradients.dtype)
+
+
+Add = TypeVar("Add", bound=Callable[..., None])
+
+
+def one_thread_at_a_time(add: Add) -> Add:
+    """`Sums.add`, which holds the model's lock: another thread's hooks or parameters would get into these sums."""
+
+    @functools.wraps(add)
+    def locked(self: Any, *args: Any, **named: Any) -> None:
+        with self.model.lock:
+            add(self, *args, **named)
+
+    return cast(Add, locked)
 
 
 class Sums(ABC):
@@ -79,6 +96,7 @@ class Direct(Sums):
         """Its own numbers: gradients are made so many at a time, however many there are."""
         return x[0].numel()
 
+    @one_thread_at_a_time
     def add(
         self,
         worker: Worker,
