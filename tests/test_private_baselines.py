@@ -13,7 +13,7 @@ from noisegate import Compute, StoreError, privacy, run
 from noisegate.aggregators import AGGREGATORS, MDA, Guerraoui, Krum, Mean
 from noisegate.aggregators.sign_baselines import SignSum
 from noisegate.errors import PrivacyError, SpecError
-from noisegate.flips import cost_of_sign, flip_probability, lean, sigma_of
+from noisegate.flips import cost_of_sign, flip_probability, sigma_of, sign_bias
 from noisegate.protocol.intake import receive
 from noisegate.runs.setup import prepare
 from noisegate.runs.spec import Spec
@@ -50,7 +50,7 @@ def view_of(uploads: torch.Tensor, believed: int) -> ServerView:
 @pytest.mark.parametrize("signs", [1, 10, 33_736])
 @pytest.mark.parametrize("sigma", [1e-3, 0.05, 1.0, 30.0])
 def test_sigma_and_the_flips_are_one_scale(sigma, signs):
-    cost, flip, left = cost_of_sign(sigma, signs), flip_probability(sigma, signs), lean(sigma, signs)
+    cost, flip, left = cost_of_sign(sigma, signs), flip_probability(sigma, signs), sign_bias(sigma, signs)
     assert flip == pytest.approx(1 / (1 + math.exp(cost)), rel=1e-9)
     assert left == pytest.approx(math.tanh(cost / 2), rel=1e-9) == pytest.approx(1 - 2 * flip, abs=1e-9)
     assert left == pytest.approx(1 / math.sqrt(1 + 4 * sigma**2 * signs), rel=1e-9)
@@ -64,7 +64,7 @@ def test_extreme_flips_are_numbers_and_senseless_ones_refused():
     assert flip_probability(1e-300, 1) < 1e-300
     assert flip_probability(1e300, 10**9) == 0.5
     for wrong in (
-        partial(lean, 0.0, 5),
+        partial(sign_bias, 0.0, 5),
         partial(cost_of_sign, 1.0, 0),
         partial(sigma_of, -1.0, 5),
         partial(sigma_of, 1e4, 5),
@@ -159,7 +159,7 @@ def test_one_bit_codes_are_right_on_average_up_to_the_cut():
     for value in (-50 * cut, -cut, -0.5 * cut, 0.0, 0.3 * cut, cut, 9 * cut):
         sent = torch.full((2, d), value)
         worker.publish(sent, torch.zeros_like(sent), sigma, drawn())
-        chance = 0.5 + lean(sigma, d) * max(-1.0, min(1.0, value / cut)) / 2
+        chance = 0.5 + sign_bias(sigma, d) * max(-1.0, min(1.0, value / cut)) / 2
         assert share_within(float((sent > 0).double().mean()), chance, sent.numel())
         assert flip_probability(sigma, d) <= chance + 1e-15
         assert chance <= 1 - flip_probability(sigma, d) + 1e-15

@@ -47,13 +47,15 @@ def test_nobody_trains_on_what_the_server_or_the_test_holds(toy, partition, seed
     # The honest workers hold all the rest, each example once: rows, sizes and `byzantine` belong together.
     held = [number for row in honest for number in numbers(federation, row)]
     assert sorted(held) == sorted(set(range(300)) - set(aux))
-    # Liars draw theirs from the whole pool, as many as an honest worker holds, and none twice.
+    # Byzantine workers draw theirs from the whole pool, as many as an honest worker holds, and none twice.
     assert len(lying) == 9
     for row in lying:
         mine = numbers(federation, row)
         assert len(mine) == len(set(mine)) == len(held) // 6
         assert set(mine) <= set(held)
-    assert len({tuple(sorted(numbers(federation, row))) for row in lying}) == len(lying), "liars share their data"
+    assert len({tuple(sorted(numbers(federation, row))) for row in lying}) == len(lying), (
+        "Byzantine workers share their data"
+    )
 
 
 def test_positions_are_shuffled(toy):
@@ -81,11 +83,11 @@ def test_the_same_seed_makes_the_same_federation(toy):
     assert not torch.equal(first.mechanism.model.initial(), other.mechanism.model.initial())
 
 
-@pytest.mark.parametrize(("share", "liars"), [(0.2, 5), (0.4, 13), (0.6, 30), (0.9, 180), (0.0, 0)])
-def test_how_many_lie(toy, share, liars):
+@pytest.mark.parametrize(("share", "count"), [(0.2, 5), (0.4, 13), (0.6, 30), (0.9, 180), (0.0, 0)])
+def test_how_many_are_byzantine(toy, share, count):
     federation = prepare(Spec(workers=20, byzantine=share, **NOISE), CPU, toy(train=400)).federation
-    assert int(federation.adversary.byzantine.sum()) == liars
-    assert len(federation.adversary.byzantine) == 20 + liars
+    assert int(federation.adversary.byzantine.sum()) == count
+    assert len(federation.adversary.byzantine) == 20 + count
     assert federation.server.believed_honest == 20
 
 

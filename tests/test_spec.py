@@ -315,7 +315,7 @@ def test_reference_and_undefended_change_what_they_say():
 
 
 @pytest.mark.parametrize(
-    ("honest", "share", "liars"),
+    ("honest", "share", "count"),
     [
         (20, 0.2, 5),
         (20, 0.4, 13),
@@ -327,5 +327,5 @@ def test_reference_and_undefended_change_what_they_say():
         (1, 0.5, 1),
     ],
 )
-def test_the_number_of_byzantine_workers(honest, share, liars):
-    assert Spec(byzantine=share).count_byzantine(honest) == liars
+def test_the_number_of_byzantine_workers(honest, share, count):
+    assert Spec(byzantine=share).count_byzantine(honest) == count

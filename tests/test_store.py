@@ -173,8 +173,8 @@ def test_tensors_that_do_not_fit_are_refused_though_the_checksum_does(folder, na
 
 def test_what_liars_sent_may_be_anything(folder, tmp_path):
     spec = replace(SPEC, attack="nan")
-    stopped(tmp_path / "liars", spec)
-    assert run(spec, compute=ONE, out=tmp_path / "liars", resume=True).rounds == 6
+    stopped(tmp_path / "attacked", spec)
+    assert run(spec, compute=ONE, out=tmp_path / "attacked", resume=True).rounds == 6
 
 
 @pytest.mark.parametrize(

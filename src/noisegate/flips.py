@@ -27,7 +27,7 @@ def flip_probability(sigma: float, signs: int) -> float:
     return rarely / (1 + rarely)
 
 
-def lean(sigma: float, signs: int) -> float:
+def sign_bias(sigma: float, signs: int) -> float:
     """2 p - 1 = tanh(r / 2): what is left of a sign on average."""
     _check(sigma, signs)
     return 1 / math.hypot(1, 2 * sigma * math.sqrt(signs))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from noisegate.audit.claim import Claim
 from noisegate.audit.clones import COMPANY, Watch, groups, stage
-from noisegate.flips import flip_probability, lean
+from noisegate.flips import flip_probability, sign_bias
 from noisegate.roles import Worker
 from noisegate.runs.setup import Setup
 from noisegate.simulate import Federation, first_state, play
@@ -49,7 +49,7 @@ def chances(worker: Worker, sigma: float, d: int, batch: int) -> tuple[float, fl
     if bound is None:
         flip = flip_probability(sigma, d)
         return flip, 1 - flip
-    return 0.5, 0.5 + lean(sigma, d) / 2 * min(1.0, 1 / (batch * bound))
+    return 0.5, 0.5 + sign_bias(sigma, d) / 2 * min(1.0, 1 / (batch * bound))
 
 
 def attack_signs(

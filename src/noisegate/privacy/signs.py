@@ -1,6 +1,6 @@
 """What signs that are flipped at random cost an example (randomized response: Warner, 1965), over all rounds.
 
-* One round: one example can turn all d signs, so the pair of d kept signs against d turned ones dominates. All that
+* One round: one example can turn all d signs, so the pair of d kept signs against d flipped ones dominates. All that
   tells these two apart is how many signs k came out one way: k is Binomial(d, p) in P and Binomial(d, 1 - p) in Q, and
   the privacy loss is (2 k - d) r. Anything that is done before the signs are flipped (bounding, quantizing) at most
   mixes such pairs, which tells less.
@@ -48,12 +48,12 @@ def losses(sigma: float, signs: int, rate: float) -> tuple[tuple[Array, Array], 
     # By Hoeffding's inequality k is less than this with probability TAIL at most, and symmetrically for P.
     least = max(0, math.floor(signs * flip - math.sqrt(signs * -math.log(TAIL) / 2)))
     k = np.arange(least, signs - least + 1, dtype=np.float64)
-    turned: Array = np.exp(binom.logpmf(k, signs, flip))
-    turned /= turned.sum()  # logpmf is off by some 1e-12 of itself
-    kept = turned[::-1]
+    flipped: Array = np.exp(binom.logpmf(k, signs, flip))
+    flipped /= flipped.sum()  # logpmf is off by some 1e-12 of itself
+    kept = flipped[::-1]
     alone = (2 * k - signs) * cost_of_sign(sigma, signs)
     sampled = _sampled(alone, rate)
-    return (sampled, (1 - rate) * turned + rate * kept), (-sampled[::-1], kept)
+    return (sampled, (1 - rate) * flipped + rate * kept), (-sampled[::-1], kept)
 
 
 def largest_loss(sigma: float, signs: int, rate: float) -> float:

@@ -167,8 +167,8 @@ class Plain:
 
     def _inner_one_by_one(self, vectors: Tensor) -> Tensor:
         sizes, found = self.groups.sizes, torch.zeros(len(self.delta), dtype=torch.float64)
-        turned = self.layer.matrix(vectors).transpose(1, 2)
-        for a, matrices in zip(self.a.split(WIDTH, 1), turned.split(WIDTH, 1), strict=True):
+        transposed = self.layer.matrix(vectors).transpose(1, 2)
+        for a, matrices in zip(self.a.split(WIDTH, 1), transposed.split(WIDTH, 1), strict=True):
             through = torch.empty_like(self.delta)
             for own, matrix, out in zip(a.split(sizes), matrices.unbind(), through.split(sizes), strict=False):
                 torch.mm(own, matrix, out=out)
@@ -186,8 +186,8 @@ class Plain:
                 if self.layer.bias is not None:
                     into[:, self.layer.bias] += weighted
                 return
-            turned, matrices = weighted.T.split(sizes, 1), self.layer.matrix(into).unbind()
-            for delta, own, matrix in zip(turned, self.a.split(sizes), matrices, strict=False):
+            transposed, matrices = weighted.T.split(sizes, 1), self.layer.matrix(into).unbind()
+            for delta, own, matrix in zip(transposed, self.a.split(sizes), matrices, strict=False):
                 matrix.addmm_(delta, own)
             if self.layer.bias is not None:
                 into[:, self.layer.bias] += self.groups.totals(weighted)

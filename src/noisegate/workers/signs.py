@@ -17,7 +17,7 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.entropy import Randomness, uniforms
-from noisegate.flips import flip_probability, lean
+from noisegate.flips import flip_probability, sign_bias
 from noisegate.workers.normalized import Normalized
 
 DRAWN_AT_ONCE = 2**18
@@ -67,7 +67,7 @@ class SignRandomized(Normalized):
 
     def noise_in_upload(self, added: float, sigma: float, d: int) -> float:
         """That of a sign whose flip is all that is random."""
-        return math.sqrt((1 - lean(sigma, d)) * (1 + lean(sigma, d)) / d)
+        return math.sqrt((1 - sign_bias(sigma, d)) * (1 + sign_bias(sigma, d)) / d)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class MaSign(SignRandomized):
     def publish(self, sent: Tensor, last: Tensor, sigma: float, stream: Callable[[], Randomness]) -> None:
         """One draw for both: + with probability 1/2 + (2 p - 1) g / (2 cut), p being that of a sign that stays."""
         d = sent.shape[1]
-        cut, half = self.bound / math.sqrt(d), lean(sigma, d) / 2
+        cut, half = self.bound / math.sqrt(d), sign_bias(sigma, d) / 2
         for part, uniform in _drawn(sent, stream()):
             tilt = part.double().nan_to_num_(0.0).div_(cut).clamp_(-1, 1).mul_(half)
             _send(part, uniform < tilt.add_(0.5), d)
