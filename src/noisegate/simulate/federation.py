@@ -178,7 +178,7 @@ class Active:
         if self.rows is not None:
             one += 2 * run.d  # their rows lie apart, and are copied together
         if run.adversary.ever_ascends:
-            one += run.d
+            one += run.d  # what they sent last is copied, with the other sign
         floats = workers.scratch // 4 if workers.x.is_cuda else min(workers.scratch // 4, CACHED)
         return max(1, min(len(sizes), floats // one))
 

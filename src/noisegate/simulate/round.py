@@ -34,19 +34,18 @@ def play(
     # 1. Every active worker makes its private upload (Algorithm 1). Byzantine workers whose uploads are made up are not
     # active. The others train on what the attack made of their examples, or on the negated loss.
     poison = partial(adversary.poison, byzantine=active.byzantine, phase=phase, generators=streams.generator)
-    with_signs(last, signs)
     sent = upload(
         federation.mechanism,
         state.params,
         active.holdings,
-        last,
+        last if signs is None else last * signs,  # a copy: an interruption must find the state as it was
         streams.private,
         into=state.spare,
         capacity=capacity,
         prepare=poison if active.byzantine_count else None,
     )
-    with_signs(last, signs)
-    with_signs(sent, signs)
+    if signs is not None:
+        sent.mul_(signs)
 
     # 2. The adversary replaces its own rows by whatever it sends. Some uploads do not arrive.
     own_computed = active.rows is None
@@ -63,9 +62,3 @@ def absent(federation: Federation, streams: Streams) -> Tensor:
     """(n,) whose upload does not arrive in this round."""
     n, device = len(federation.workers), federation.device
     return torch.rand(n, generator=streams.generator("absent"), device=device) < federation.schedule.absent
-
-
-def with_signs(rows: Tensor, signs: Tensor | None) -> None:
-    """rows (n, d) *= signs (n, 1), in place, where there are any. To do so twice changes nothing."""
-    if signs is not None:
-        rows.mul_(signs)
