@@ -11,6 +11,7 @@ from noisegate.attacks import ATTACKS
 from noisegate.catalog import build, setting_types, typed
 from noisegate.roles import Aggregator
 from noisegate.runs import Spec
+from noisegate.workers import WORKERS
 
 
 @dataclass(frozen=True)
@@ -253,3 +254,10 @@ def test_dormant_passes_errors_on(inner):
 def test_dormant_wraps_attacks_only(inner):
     with pytest.raises(SpecError, match=r"attack\.attack"):
         Spec(attack={"name": "dormant", "attack": inner})
+
+
+def test_the_first_line_of_every_docstring_is_a_sentence():
+    """`noisegate list` prints it alone."""
+    for table in (ATTACKS, AGGREGATORS, WORKERS):
+        for name, entry in table.items():
+            assert (entry.__doc__ or "").split("\n", 1)[0].endswith("."), name

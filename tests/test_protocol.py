@@ -1,6 +1,8 @@
 """The protocol by itself: workers and a server who call it one by one get what the simulator gets."""
 
+import copy
 import json
+import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from noisegate import Compute, Fortified, Mean, Normalized, Poisson, Reason, Spec, TwoStage
+from devices import Unasked
+from noisegate import (
+    Compute,
+    FixedSize,
+    Fortified,
+    Mean,
+    Normalized,
+    Poisson,
+    PrivacyError,
+    Reason,
+    Spec,
+    SpecError,
+    TwoStage,
+)
 from noisegate.entropy import BATCH, NOISE, Secret, Source
 from noisegate.examples import Holdings
 from noisegate.protocol import LATE, Mechanism, Server, ServerState, first_state, judge, receive, upload, upload_of_one
@@ -172,6 +187,60 @@ def test_workers_in_threads_may_share_a_mechanism(closed_form):
             assert torch.equal(one, alone)
 
 
+class MixesLargeBatches(nn.Module):
+    """Subtracts the mean of its batch where that is large."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        return self.layer(x - x.mean(0) if len(x) > 36 else x)
+
+
+def test_a_mechanism_is_tried_at_its_own_batch_size():
+    run = federation(aggregator="mean")
+    examples = run.workers.x[:200], run.workers.y[:200]
+    model = FlatModel(MixesLargeBatches())
+    with pytest.raises(SpecError, match="mix"):
+        Mechanism.of(model, examples, Normalized(), Poisson(48), 1.0, declared=200)
+    with pytest.raises(SpecError, match="batch = 48"):
+        Mechanism.of(FlatModel(nn.Linear(64, 10)), examples, Normalized(), Poisson(48), 1.0, declared=40)
+
+
+def test_fewer_examples_than_were_priced_are_refused_where_the_price_depends_on_them():
+    run = federation(aggregator="mean")
+    x, y, params = run.workers.x[:70], run.workers.y[:70], run.mechanism.model.initial()
+    fixed = replace(run.mechanism, sampling=FixedSize(16), declared=70)
+    assert upload_of_one(fixed, params, x, y, None, lambda what: stream(1, what)).shape == params.shape
+    with pytest.raises(PrivacyError, match="declared = 70: this worker holds 30 examples"):
+        upload_of_one(fixed, params, x[:30], y[:30], None, lambda what: stream(1, what))
+    poisson = replace(run.mechanism, declared=70)  # who has fewer draws fewer
+    assert upload_of_one(poisson, params, x[:30], y[:30], None, lambda what: stream(1, what)).isfinite().all()
+
+
+def test_a_model_can_be_copied_and_sent():
+    model = FlatModel(nn.Linear(3, 2))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin.initial(), model.initial())
+        assert twin.lock is not model.lock
+
+
+def test_the_capacity_of_a_recorded_round_asks_the_device_for_nothing():
+    run = federation(aggregator="mean")
+    active = run.active(run.phase(0))
+    first_time = active.capacity()
+    with Unasked():
+        again = active.capacity()
+    assert (again.total, again.per_worker, again.byzantine) == (
+        first_time.total,
+        first_time.per_worker,
+        first_time.byzantine,
+    )
+    assert again.needs is not first_time.needs
+
+
 # --- what arrives ---------------------------------------------------------------------------------------------------
 
 D, N = 40, 6
@@ -190,7 +259,7 @@ def small_server(aggregator, n: int = N) -> tuple[Server, ServerState]:
         torch.manual_seed(0)
         model = FlatModel(nn.Linear(D // 4 - 1, 4))
     x, y = torch.randn(8, D // 4 - 1, generator=stream(0, "x")), torch.arange(8) // 2
-    mechanism = Mechanism.of(model, (x, y), Normalized(), Poisson(4), 4.0)
+    mechanism = Mechanism.of(model, (x, y), Normalized(), Poisson(4), 4.0, declared=8)
     server = Server(mechanism, aggregator, x, y, workers=n, believed_honest=3, rate=0.1)
     return server, first_state(server, model.initial())
 
@@ -259,6 +328,21 @@ def test_nothing_that_arrives_raises_or_reaches_the_model_unjudged(rounds, aggre
         for name, value in after.aggregator.items():
             assert not value.is_floating_point() or value.isfinite().all(), name
         state = after
+
+
+class FirstRow(Mean):
+    """Answers with a row of what it was shown, and not with a copy."""
+
+    def __call__(self, view, state):
+        return replace(super().__call__(view, {}), update=view.uploads[0])
+
+
+def test_an_old_upload_never_comes_back_by_way_of_an_update():
+    server, state = small_server(FirstRow())
+    _, state = judge(server, state, [honest(i) for i in range(N)], torch.arange(N))
+    _, after = judge(server, state, [None, *(honest(i) for i in range(1, N))], torch.arange(N))
+    assert torch.equal(after.params, state.params)
+    assert torch.equal(after.received[0], honest(0))
 
 
 def test_a_server_that_hears_nothing_stays_where_it_is():
@@ -338,4 +422,5 @@ def test_the_example_transport_runs_and_is_short():
     flippers, honest = json.loads(weights)[:2], json.loads(weights)[2:]
     assert float(accuracy) > 0.5  # of ten classes
     assert max(flippers) < min(honest)
-    assert len(path.read_text().splitlines()) <= 65
+    text = path.read_text().split('"""', 2)[2]
+    assert sum(bool(line.strip()) for line in text.splitlines()) <= 60

@@ -25,9 +25,12 @@ from noisegate.runs.key import fingerprint, user_key
 from noisegate.runs.setup import Setup, prepare
 from noisegate.runs.store import RunFolder
 from noisegate.runs.unbuilt import UnbuiltSpec, read_unbuilt, unbuilt_spec, uses_plugins
+from noisegate.runs.verdicts import Verdicts, read_verdicts
+from noisegate.runs.verdicts import pack as pack_verdicts
 from noisegate.sweeps.folder import SweepFolder
 from noisegate.sweeps.outcome import Outcome
 from noisegate.sweeps.sweep import sweep
+from noisegate.views import Reason
 
 ONE = Compute(device="cpu", threads=1)
 SPEC = Spec(rounds=6, sigma=2.5, sigma_base=2.5, accountant="rdp", aggregator="two-stage", evaluate_every=2, workers=4)
@@ -758,3 +761,15 @@ def test_a_damaged_list_of_runs_is_one_line(tmp_path):
         (tmp_path / "specs.json").write_text(content)
         with pytest.raises(StoreError, match="is damaged"):
             SweepFolder(tmp_path).specs()
+
+
+def test_a_lost_round_of_an_earlier_version_is_read_as_lost(tmp_path):
+    """Which had no weights in the file, and the code 7 for it."""
+    reasons = np.array([[0, 4], [7, 7]], dtype=np.uint8)
+    old = Verdicts(reasons, np.zeros((2, 2), np.float32), np.array([False, True]))
+    (tmp_path / "verdicts.npz").write_bytes(pack_verdicts(old))
+    found, _ = read_verdicts(tmp_path / "verdicts.npz", 2, 2)
+    assert found.weights is None
+    assert found.reasons.tolist() == [[0, 4], [Reason.LOST, Reason.LOST]]
+    (tmp_path / "verdicts.npz").write_bytes(pack_verdicts(replace(old, weights=np.zeros((2, 2), np.float32))))
+    assert read_verdicts(tmp_path / "verdicts.npz", 2, 2)[0].reasons.tolist() == [[0, 4], [7, 7]]

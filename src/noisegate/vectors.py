@@ -4,6 +4,7 @@ import copy
 import functools
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,13 @@ class FlatModel:
         self.d = sum(self.sizes)
         self.shares = len(self.names) < sum(1 for _ in self.module.named_parameters(remove_duplicate=False))
         """Whether a parameter has several names, which are looked for in every call only where there are any."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the lock, which a copy has for itself."""
+        return {name: value for name, value in vars(self).items() if name != "lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, lock=threading.RLock())
 
     def initial(self) -> Tensor:
         """The module's own parameters as one vector."""

@@ -117,8 +117,8 @@ class ServerView:
         worker's hands at the current model. strata: how many classes these examples are of, if they are as many of
         every class and one class comes after the other; else 1.
     last: (n, d) what was last received from everyone; zeros before the first upload. A malformed one counts as zeros.
-    missing: (n,) whose upload did not arrive in this round; None if all did. This accuses nobody: an aggregator leaves
-        what it holds against a worker, and for it, as it was.
+    missing: (n,) whose upload did not arrive in this round; None if all did. This accuses nobody: absence alone
+        neither costs a worker its standing nor earns it any.
     """
 
     uploads: Tensor

@@ -83,8 +83,7 @@ class ALittleTuned(Tuned):
 
 @dataclass(frozen=True)
 class InnerTuned(Tuned):
-    """Send -scale times the mean of the honest uploads, with the scale that harms most under the server's own
-    aggregator.
+    """Send -scale times the mean of the honest uploads, with the scale that harms this aggregator most.
 
     Inner product manipulation (Xie, Koyejo and Gupta, 2019), never less harmful to the aggregator as the adversary
     imagines it than with scale = 1, which is asked for too.

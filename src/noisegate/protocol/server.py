@@ -40,9 +40,11 @@ class Server:
     @cached_property
     def strata(self) -> int:
         """How many classes its examples are of, if as many of every class, one class after the other; else 1."""
+        if not self.balanced:
+            return 1
         labels, sizes = self.aux_y.unique_consecutive(return_counts=True)
         even = len(labels) == len(labels.unique()) and bool((sizes == sizes[:1]).all())
-        return max(1, len(labels)) if even and self.balanced else 1
+        return max(1, len(labels)) if even else 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,9 +84,9 @@ def judge(
     seen = arrived if type(arrived) is Received else receive(arrived, server.workers, len(params), like=params)
     verdict = ask(server.aggregator, view_of(server, state, seen, ties, capacity), state.aggregator)
     kept = _apart_from(verdict.state, (seen.uploads, state.received))
+    stepped = torch.sub(params, verdict.update, alpha=server.rate)
     if seen.missing is not None:  # what was last received from them stays so
         torch.where(seen.missing[:, None], state.received, seen.uploads, out=seen.uploads)
-    stepped = torch.sub(params, verdict.update, alpha=server.rate)
     return Judgement(verdict, ServerState(stepped, kept, seen.uploads))
 
 

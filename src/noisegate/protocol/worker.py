@@ -9,11 +9,12 @@ from torch import Tensor
 
 from noisegate.capacity import Capacity
 from noisegate.entropy import BATCH, NOISE, PUBLISH, Randomness, Source
+from noisegate.errors import PrivacyError
 from noisegate.examples import Drawn, Holdings
 from noisegate.roles import Worker
 from noisegate.sampling import Sampling
 from noisegate.vectors import FlatModel
-from noisegate.workers import Sums, choose_sums, fill_with_noise, rounded_sensitivity
+from noisegate.workers import Company, Sums, choose_sums, fill_with_noise, rounded_sensitivity
 
 Randomnesses = Callable[[str], Randomness]
 """Gives the source of randomness for one of `entropy.PRIVATE`: batch, noise, publish. `Secret.source` is one."""
@@ -24,7 +25,8 @@ class Mechanism:
     """What everyone in a federation agreed on: how examples become a private upload. All of it is public.
 
     model, sums: the module and loss, and a way to its sums of contributions. worker: bounds contributions. sampling:
-    draws batches. sigma: the noise multiplier. declared: the number of examples that the sampling rate comes from.
+    draws batches. sigma: the noise multiplier. declared: the number of examples that sigma was priced for, and that the
+    sampling rate comes from. It is public, so it may not follow a worker's true number.
     """
 
     model: FlatModel
@@ -36,11 +38,22 @@ class Mechanism:
 
     @classmethod
     def of(
-        cls, model: FlatModel, examples: tuple[Tensor, Tensor], worker: Worker, sampling: Sampling, sigma: float
+        cls,
+        model: FlatModel,
+        examples: tuple[Tensor, Tensor],
+        worker: Worker,
+        sampling: Sampling,
+        sigma: float,
+        declared: int,
     ) -> "Mechanism":
-        """For one worker, which declares as many examples (x, y) as it has. SpecError if the model mixes examples."""
-        x, y = examples
-        return cls(model, choose_sums(model, model.initial(), x, y), worker, sampling, sigma, len(y))
+        """With the fastest way to the sums of one worker's contributions. SpecError if the model mixes examples.
+
+        examples: real ones (x, y), on which that is tried; a server takes its own.
+        """
+        sampling.rate(declared)  # which refuses a batch that is larger
+        company = Company(sampling.batch, workers=1)
+        sums = choose_sums(model, model.initial(), *examples, company=company)
+        return cls(model, sums, worker, sampling, sigma, declared)
 
     @property
     def batch(self) -> int:
@@ -104,6 +117,15 @@ def upload(
 def upload_of_one(
     mechanism: Mechanism, params: Tensor, x: Tensor, y: Tensor, last: Tensor | None, randomness: Randomnesses
 ) -> Tensor:
-    """(d,) what one worker with these examples sends in a round. last: what it sent last; None before that."""
-    last = torch.zeros_like(params) if last is None else last
+    """(d,) what one worker with these examples sends in a round. last: what it sent last; None before that.
+
+    PrivacyError if it holds fewer examples than sigma was priced for, under a sampling whose price depends on that.
+    """
+    mine, declared = mechanism.sampling.priced([len(y)], mechanism.declared)[0], mechanism.declared
+    if mine < declared:
+        raise PrivacyError(
+            f"declared = {declared}: this worker holds {mine} examples, and sampling {mechanism.sampling.name!r} draws "
+            f"each of them more often than was priced; price sigma for {mine}, or use poisson"
+        )
+    last = torch.zeros_like(params) if last is None else last.to(params)
     return upload(mechanism, params, Holdings.of_one(x, y), last[None], randomness)[0]

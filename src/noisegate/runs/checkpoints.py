@@ -42,10 +42,10 @@ FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 TYPES = FLOATS | {torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool}
 """Of an aggregator's state."""
 
-ROOM = 2**28
+ALLOWANCE = 2**28
 LARGER = 16
-"""A file may be so many times as large as model, uploads and verdicts are, and ROOM bytes: how large an aggregator's
-state is cannot be known before it was made."""
+"""A file may be LARGER times as large as model, uploads and verdicts are, and ALLOWANCE bytes: how large an
+aggregator's state is cannot be known before it was made."""
 
 HEADER = 2**20
 LINE = 2**12
@@ -157,7 +157,7 @@ def _damaged(path: Path, why: str) -> StoreError:
 def _most(federation: Federation) -> int:
     """Bytes that a checkpoint of this federation can take."""
     n, d, rounds = len(federation.workers), federation.d, federation.schedule.rounds
-    return ROOM + HEADER + LARGER * (4 * d * (n + 1) + 9 * rounds * n) + LINE * rounds
+    return ALLOWANCE + HEADER + LARGER * (4 * d * (n + 1) + 9 * rounds * n) + LINE * rounds
 
 
 def _about(content: bytes, path: Path) -> dict[str, Any]:

@@ -83,5 +83,7 @@ def copies(spec: Spec, dealt: Dealt) -> int:
     Byzantine workers hold examples drawn from the whole pool. Where nobody attacks they are honest workers more.
     """
     behave = spec.canonical()["attack"]["name"] == "none"
-    held = [part for part, lies in zip(dealt.parts, dealt.byzantine.tolist(), strict=True) if behave or not lies]
+    held = [
+        part for part, byzantine in zip(dealt.parts, dealt.byzantine.tolist(), strict=True) if behave or not byzantine
+    ]
     return int(torch.cat(held).bincount().max())

@@ -64,6 +64,8 @@ def read_verdicts(path: Path, rounds: int, n: int) -> tuple[Verdicts, bytes]:
             raise ValueError("there is no such reason")
     except (OSError, ValueError, LookupError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise StoreError(f"{plain(path)}: is damaged ({plain(error)})") from None
+    if "weights" not in arrays:  # an earlier version, in which 7 was the code of a lost round
+        arrays["reasons"] = np.where(arrays["reasons"] == Reason.MISSING, np.uint8(Reason.LOST), arrays["reasons"])
     return Verdicts(**arrays), content
 
 

@@ -184,6 +184,11 @@ class Active:
 
     def capacity(self) -> Capacity:
         """The capacity of a round of theirs, which one round in 10,000 exceeds."""
+        return Capacity(*self._most)
+
+    @cached_property
+    def _most(self) -> tuple[int, int, int]:
+        """The sizes of the capacity. Found once: a recorded round may not ask the device for them."""
         mechanism, holdings = self.federation.mechanism, self.holdings
         draws, declared = mechanism.sampling, mechanism.declared
         portions = [int(holdings.sizes[portion].sum()) for portion in holdings.portions]
@@ -192,7 +197,7 @@ class Active:
         per_worker = draws.largest_sum(1, holdings.longest, declared, TAIL / 4 / len(holdings))
         theirs, count = int(holdings.sizes[self.byzantine[:-1]].sum()), self.byzantine_count
         byzantine = draws.largest_sum(count, theirs, declared, TAIL / 4) if count else 0
-        return Capacity(min(total, fullest), min(per_worker, holdings.longest), min(byzantine, theirs))
+        return min(total, fullest), min(per_worker, holdings.longest), min(byzantine, theirs)
 
 
 @dataclass(frozen=True, eq=False)

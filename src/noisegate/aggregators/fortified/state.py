@@ -36,7 +36,8 @@ class FortifiedState(NamedTuple):
     evidence: (n, 2 PROBES, SHIFTS) the CUSUM statistics against each worker: log-likelihood ratios.
     trust: (n,) the logarithm of the odds that each worker has earned.
     agreement: (n,) the moving average of how far each worker's uploads lie along the server's gradient. It begins at 0.
-    bias_correction: (n,) what the same moving average of ones would be by now; `agreement` is divided by it.
+    bias_correction: (n,) what a moving average of ones would be by now, over the rounds in which an upload arrived;
+        `agreement` is divided by it.
     offsets: (n, COMMON - 1) the moving averages of how far each worker lies off the server's examples along the common
         directions but the first.
     update_averages: (UPDATE_SPEEDS, d) the moving averages of the updates up to the last but one.
