@@ -138,12 +138,13 @@ class FilterGradient:
 
         now = [float(g[i] @ g_s) for i in range(n)]
         there = [i for i in range(n) if i not in missing]
-        best = sorted(there, key=lambda i: -now[i])[: self.top]
+        top = math.ceil(self.top * len(there) / n)
+        best = sorted(there, key=lambda i: -now[i])[:top]
         mu = sum(now[i] for i in best) / max(1, len(best))
         for i in there:
             if now[i] < mu:
                 now[i] = 0.0
-        before = sorted(there, key=lambda i: (-self.scores.get(i, 0.0), ties.index(i)))[: self.top]
+        before = sorted(there, key=lambda i: (-self.scores.get(i, 0.0), ties.index(i)))[:top]
         usual = sum(now[i] for i in before) / max(1, len(before))
         for i in range(n):
             own, missed = self.attended.setdefault(i, []), self.missed.setdefault(i, [])
@@ -151,7 +152,7 @@ class FilterGradient:
             mean = sum(own) / len(own) if own else 0.0
             self.scores[i] = sum(own) + min(mean * len(missed), sum(missed))
         ranked = sorted(there, key=lambda i: (-self.scores[i], ties.index(i)))
-        kept = [passed[i] and i in ranked[: self.top] for i in range(n)]
+        kept = [passed[i] and i in ranked[:top] for i in range(n)]
         return self._update(g, kept), kept, [self.scores[i] for i in range(n)]
 
     def _update(self, g: list[np.ndarray], kept: list[bool]) -> np.ndarray:

@@ -75,18 +75,19 @@ def play_plainly(federation: Federation, memory: Memory, t: int) -> list[str]:
     own = [gradient_of(model, memory.params, x, y) for x, y in zip(server.aux_x, server.aux_y, strict=True)]
     gradient = sum(own) / len(own)
     scores = [float(uploads[i].double() @ gradient.double()) if fate[i] == "used" else 0.0 for i in range(n)]
-    best = sorted((scores[i] for i in arrived), reverse=True)[: server.believed_honest]
+    k = math.ceil(server.believed_honest * len(arrived) / n)  # the believed share of those that arrived
+    best = sorted((scores[i] for i in arrived), reverse=True)[:k]
     threshold = sum(best) / max(1, len(best))
     scores = [score if score >= threshold else 0.0 for score in scores]
     order = torch.randperm(n, generator=federation.stream("ties", t)).tolist()
-    before = ranked(memory, order, arrived)[: server.believed_honest]
+    before = ranked(memory, order, arrived)[:k]
     usual = sum(scores[i] for i in before) / max(1, len(before))
     for i in range(n):
         memory.earned[i] += scores[i]
         memory.attended[i] += i in arrived
         memory.missed[i] += i not in arrived
         memory.allowance[i] += 0.0 if i in arrived else usual
-    selected = ranked(memory, order, arrived)[: server.believed_honest]
+    selected = ranked(memory, order, arrived)[:k]
     fate = ["score" if fate[i] == "used" and i not in selected else fate[i] for i in range(n)]
 
     # The model moves along the mean of the uploads that are used. Who sent something remembers it.

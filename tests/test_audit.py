@@ -194,9 +194,9 @@ def one_round_bare(patch):
         now[0] = t
         return rewind(self, generator, what, t)
 
-    def noted_begin(self, t):
+    def noted_begin(self, t, again=False):
         now[0] = t
-        begin(self, t)
+        begin(self, t, again)
 
     patch.setattr(Schedule, "rewind", noted_rewind)
     patch.setattr(Secret, "begin", noted_begin)

@@ -137,7 +137,7 @@ def test_words_are_blocks_under_a_counter_and_a_nonce():
 def test_no_two_draws_of_a_run_share_bits():
     secret, found = keyed(), []
     for t in range(3):
-        secret.begin(t)
+        secret.begin(t, again=True)
         for what in entropy.PRIVATE:
             source = secret.source(what)
             found += [source._bits(16) for _ in range(3)]
@@ -151,7 +151,7 @@ def test_a_round_that_is_played_again_on_a_device_draws_the_same():
     secret = keyed()
     found = []
     for t in (4, 4, 5):
-        secret.begin(t)
+        secret.begin(t, again=True)
         found.append([secret.source("publish").uniform(5, 7) for _ in range(2)])
     assert all(torch.equal(first, again) for first, again in zip(*found[:2], strict=True))
     assert not torch.equal(found[0][0], found[0][1])  # who asks twice in a round gets other numbers

@@ -32,7 +32,7 @@ LAYERS = {part: layer for layer, parts in enumerate(FLOORS) for part in parts}
 SAME_LAYER = {
     "checks": {"errors"},
     "compute": {"checks", "errors"},
-    "entropy": {"chacha", "kernels"},
+    "entropy": {"chacha", "errors", "kernels"},
     "streams": {"errors"},
     "vectors": {"errors", "kernels"},
     "roles": {"views"},

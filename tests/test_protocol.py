@@ -355,6 +355,55 @@ def test_a_server_that_hears_nothing_stays_where_it_is():
             state = after
 
 
+class EqualsAnything(type):
+    """Whoever compares its classes is answered yes, or not at all."""
+
+    def __eq__(cls, other):
+        raise KeyboardInterrupt
+
+    __hash__ = type.__hash__
+
+
+def test_no_class_of_a_sender_is_asked_whether_it_equals_another():
+    upload = EqualsAnything("Upload", (), {})()
+    found = receive([upload, honest(1)], 2, D, LIKE)
+    assert (found.present.tolist(), found.missing) == ([False, True], None)
+    assert not receive(upload, 2, D, LIKE).present.any()
+
+
+def test_no_round_is_drawn_for_twice():
+    secret = Secret(torch.device("cpu"))
+    secret.begin(3)
+    for t in (3, 2, 0, -1, 3.5, True, "4"):
+        with pytest.raises(PrivacyError, match="round = "):
+            secret.begin(t)
+    secret.begin(4)
+
+
+def test_what_would_bare_a_worker_is_refused():
+    run = federation(aggregator="mean")
+    x, y, params = run.workers.x[:70], run.workers.y[:70], run.mechanism.model.initial()
+    secret = Secret(torch.device("cpu"))
+    secret.begin(0)
+    with pytest.raises(PrivacyError, match=r"sigma = 0.0: leaves no noise"):
+        upload_of_one(replace(run.mechanism, sigma=0.0), params, x, y, None, secret.source)
+    with pytest.raises(ValueError, match="last: must be of shape"):
+        upload_of_one(run.mechanism, params, x, y, torch.zeros(3), secret.source)
+    with pytest.raises(ValueError, match="params: must be of shape"):
+        upload_of_one(run.mechanism, params[:-1], x, y, None, secret.source)
+    numbers, sizes, last = torch.arange(70).view(2, 35), torch.tensor([35, 35]), torch.zeros(3, run.d)
+    with pytest.raises(ValueError, match="rows: must ascend"):
+        Holdings(x, y, numbers, sizes, rows=torch.tensor([2, 0]))
+    held = Holdings(x, y, numbers, sizes, rows=torch.tensor([1, 2]))
+    sent = upload(run.mechanism, params, held, last, lambda what: stream(1, what))
+    assert sent[1:].any(1).all()
+    with pytest.raises(ValueError, match="into: lies in the same memory"):
+        upload(run.mechanism, params, held, last, lambda what: stream(1, what), into=last)
+    for sigma in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(SpecError, match="sigma"):
+            Mechanism.of(run.mechanism.model, (x, y), Normalized(), Poisson(4), sigma, declared=70)
+
+
 # --- absence in the simulator -----------------------------------------------------------------------------------------
 
 
@@ -392,6 +441,34 @@ def test_a_third_of_the_rounds_missing_costs_no_honest_worker_its_standing(aggre
                     state, verdict = play(run, state, t)
         scores.append(float(verdict.score[chosen]))
     assert scores[1] > 0.85 * scores[0] > 0
+
+
+@pytest.mark.parametrize("rounds", [20, 150, 200])
+def test_an_outage_of_any_length_makes_no_honest_worker_suspect(rounds):
+    """Nothing arrives for so many rounds, then everybody is back."""
+    run = federation(aggregator="fortified", byzantine=0.0, attack="none", workers=8, rounds=300, seed=1)
+    state, n = first(run), len(run.workers)
+    for t in range(20):
+        state, _ = play(run, state, t)
+    server = state.server
+    for _ in range(rounds):
+        server = judge(run.server, server, [None] * n, torch.arange(n)).state
+    state = replace(state, server=server)
+    for t in range(20, 40):
+        state, verdict = play(run, state, t)
+        assert int(verdict.kept.sum()) >= n - 1
+
+
+def test_the_share_that_is_believed_honest_is_of_those_that_arrived():
+    """Half of the workers are missing: two-stage selects half as many."""
+    run = federation(aggregator="two-stage", byzantine=0.5, workers=6, rounds=40, absent=0.5)
+    state, kept = first(run), []
+    for t in range(40):
+        state, verdict = play(run, state, t)
+        arrived = int((verdict.reason != Reason.MISSING).sum())
+        assert int(verdict.kept.sum()) <= -(-6 * arrived // 12)
+        kept.append(int(verdict.kept.sum()))
+    assert 0 < sum(kept) / 40 < 4
 
 
 def test_the_weight_of_byzantine_uploads_is_what_the_updates_were_made_of():

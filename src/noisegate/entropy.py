@@ -27,6 +27,7 @@ import functools
 import math
 import os
 import ssl
+import threading
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +36,7 @@ from torch import Tensor
 
 from noisegate import kernels
 from noisegate.chacha import KEY_WORDS, words
+from noisegate.errors import PrivacyError
 
 GRID_BITS = 12
 """The grid is the largest power of two that is at most the noise's standard deviation over 2 to this power."""
@@ -85,6 +87,10 @@ class Secret:
     round: Tensor | None = field(default=None, repr=False)
     calls: dict[int, int] = field(default_factory=dict, repr=False)
     """How often numbers were drawn for each purpose in this round."""
+    begun: int = field(default=-1, repr=False)
+    """The last round that was begun; -1 for none."""
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    """Held while a call is counted: two threads may not draw by one number."""
 
     def __post_init__(self) -> None:
         if self.device.type == "cuda":
@@ -92,8 +98,20 @@ class Secret:
             self.key = torch.from_numpy(own).to(self.device)
             self.round = torch.zeros(1, dtype=torch.int32, device=self.device)
 
-    def begin(self, t: int) -> None:
-        """What is drawn from now on is for round `t`, from its beginning. To begin a round again is to repeat it."""
+    def begin(self, t: int, again: bool = False) -> None:
+        """What is drawn from now on is for round `t`, a later one than before.
+
+        again: it may be one that was begun already. With a key that repeats what was drawn for it: two uploads of one
+        round would then have the same noise, and their difference none. For a round that left no trace, and only that.
+        """
+        if type(t) is not int or t < 0:
+            raise PrivacyError(f"round = {t!r}: must be a whole number, 0 or more")
+        if t <= self.begun and not again:
+            raise PrivacyError(
+                f"round = {t}: numbers were drawn for round {self.begun} already, and none are drawn twice; send the "
+                "upload of that round again, or go on to a later one"
+            )
+        self.begun = max(t, self.begun)
         self.calls.clear()
         if self.round is not None:
             self.round.fill_(t)
@@ -147,8 +165,9 @@ class Source:
         """(key, round, purpose, call): no two calls of a run share all four, unless a round begins again."""
         if self.secret.key is None or self.secret.round is None:
             raise TypeError("a CPU's bits have no key")
-        call = self.secret.calls.get(self.purpose, 0)
-        self.secret.calls[self.purpose] = call + 1
+        with self.secret.lock:
+            call = self.secret.calls.get(self.purpose, 0)
+            self.secret.calls[self.purpose] = call + 1
         return self.secret.key, self.secret.round, self.purpose, call
 
 

@@ -56,6 +56,10 @@ class Holdings:
     rows: Tensor | None = None
     at_once: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.rows is not None and bool((self.rows.diff() <= 0).any()):
+            raise ValueError("rows: must ascend, or one worker's upload would be written over another's noise")
+
     @classmethod
     def of_one(cls, x: Tensor, y: Tensor) -> "Holdings":
         """The examples of one worker."""

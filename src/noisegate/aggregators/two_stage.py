@@ -11,6 +11,7 @@ from noisegate.aggregators.average import average_of
 from noisegate.aggregators.ks_test import ks_rejects
 from noisegate.aggregators.upload_lengths import norm_interval
 from noisegate.roles import Aggregator
+from noisegate.vectors import counting
 from noisegate.views import Reason, ServerView, State, Verdict
 
 
@@ -23,11 +24,12 @@ class TwoStage(Aggregator):
     gradient of the auxiliary data; those below the mean of the top k are set to zero, the rest accumulates over the
     rounds, and the k workers with the highest totals are selected. Used are those that were selected and passed.
 
-    A missing upload is out of its round: the top k, by score and by total, are among the workers whose uploads arrived.
-    For the rounds that it missed, a worker is credited with its own mean score over the rounds that it attended, but
-    with no more than these rounds brought on average to the k workers with the highest totals. So absence costs an
-    honest worker little, nobody gains by it, and who comes back with worse uploads loses the credit again. A malformed
-    or rejected upload scores zero, as printed.
+    A missing upload is out of its round: the top k, by score and by total, are among the workers whose uploads arrived,
+    and k is the believed share of those. For the rounds that it missed, a worker is credited with its own mean score
+    over the rounds that it attended, but with no more than these rounds brought on average to the k workers with the
+    highest totals. So absence costs an honest worker little, and who comes back with worse uploads loses the credit
+    again. A high mean of few rounds stands for all that were missed: absence can buy what as many honest rounds would
+    have bought. A malformed or rejected upload scores zero, as printed.
 
     stages: "both", or 1 or 2 alone.
     server_gradient: "plain" as printed; "normalized" averages the auxiliary examples' gradients after scaling each to
@@ -79,18 +81,16 @@ class TwoStage(Aggregator):
 
     def _second_stage(self, view: ServerView, passed: Tensor, state: State) -> tuple[Tensor, Tensor, State]:
         """(n,) whom the accumulated scores leave out, (n,) those scores, and the new state."""
-        top = view.believed_honest
         gradient = self._server_gradient(view, state)
         # A product that overflows says nothing, and must not stay in the state.
         score = (view.uploads @ gradient).masked_fill_(~passed, 0.0).nan_to_num_(0.0, 0.0, 0.0)
         # In float64: in float32 the mean of equal scores can come out above them all.
-        best = below_missing(score.double(), view.missing).topk(top).values
-        threshold = mean_of_best(best, view.missing)
+        doubled = score.double()
+        threshold = mean_of_best(doubled, doubled, view)
         score.masked_fill_(score < threshold, 0.0)
         learned = add_up(score, view, state)
         total = learned["total"]
-        others = torch.ones_like(passed).index_fill_(0, highest(total, view), False)
-        return others, total, {**learned, "gradient": gradient}
+        return ~highest(total, view), total, {**learned, "gradient": gradient}
 
     def _server_gradient(self, view: ServerView, state: State) -> Tensor:
         now = view.auxiliary(self.server_gradient == "normalized").nan_to_num(0.0, 0.0, 0.0)
@@ -100,26 +100,36 @@ class TwoStage(Aggregator):
         return self.server_momentum * before + (1 - self.server_momentum) * now
 
 
-def below_missing(values: Tensor, missing: Tensor | None) -> Tensor:
-    """(n,) these values, and -inf, which is below all of them, for the workers whose uploads are missing."""
-    return values if missing is None else values.masked_fill(missing, -torch.inf)
+def ranked(values: Tensor, view: ServerView) -> Tensor:
+    """(n,) the workers from the highest value; those whose uploads are missing come last.
 
-
-def mean_of_best(best: Tensor, missing: Tensor | None) -> Tensor:
-    """() the mean of the k highest values. Where fewer than k uploads arrived, the others are -inf and do not count."""
-    if missing is None:
-        return best.mean()
-    arrived = best > -torch.inf
-    return torch.where(arrived, best, 0.0).sum() / arrived.sum().clamp(min=1)
-
-
-def highest(total: Tensor, view: ServerView) -> Tensor:
-    """(k,) the workers with the highest totals among those whose uploads arrived; missing ones behind them.
-
-    Equal totals, as in the first rounds, are ranked by a random order and never by position.
+    Equal values, as the totals of the first rounds, are ranked by a random order and never by position.
     """
-    ranked = below_missing(total, view.missing)[view.ties]
-    return view.ties[torch.argsort(ranked, descending=True, stable=True)[: view.believed_honest]]
+    if view.missing is not None:
+        values = values.masked_fill(view.missing, -torch.inf)
+    return view.ties[torch.argsort(values[view.ties], descending=True, stable=True)]
+
+
+def places(view: ServerView) -> Tensor | int:
+    """k: as many as are believed honest, of all workers. Of fewer that arrived, the same share, rounded up."""
+    if view.missing is None:
+        return view.believed_honest
+    n = len(view.missing)
+    return (view.believed_honest * (~view.missing).sum() + n - 1) // n
+
+
+def highest(values: Tensor, view: ServerView) -> Tensor:
+    """(n,) who has one of the k highest values of those whose uploads arrived."""
+    top = counting(len(values), values.device) < places(view)
+    return torch.empty_like(top).scatter_(0, ranked(values, view), top)
+
+
+def mean_of_best(values: Tensor, by: Tensor, view: ServerView) -> Tensor:
+    """() the mean of these values over the k workers that have the highest of `by`; 0 where nobody is there."""
+    if view.missing is None and values is by:
+        return values.topk(view.believed_honest).values.mean()
+    chosen = highest(by, view)
+    return torch.where(chosen, values, 0.0).sum() / chosen.sum().clamp(min=1)
 
 
 def add_up(score: Tensor, view: ServerView, state: State) -> dict[str, Tensor]:
@@ -138,7 +148,7 @@ def add_up(score: Tensor, view: ServerView, state: State) -> dict[str, Tensor]:
         attended = attended + 1
     else:
         # By the totals before the round: the round's own best scores are higher than anyone's over time.
-        usual = mean_of_best(below_missing(score, view.missing)[highest(total, view)], view.missing)
+        usual = mean_of_best(score, total, view)
         allowance = allowance + torch.where(view.missing, usual, 0.0)
         attended, missed = attended + ~view.missing, missed + view.missing
     total = earned + torch.minimum(earned / attended.clamp(min=1) * missed, allowance)

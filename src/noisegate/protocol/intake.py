@@ -41,12 +41,12 @@ def receive(arrived: Any, workers: int, d: int, like: Tensor) -> Received:
     of the type and on the device that the rows get.
     """
     missing = None
-    if type(arrived) in (list, tuple):
+    if _is_row(arrived):
         arrived = [*arrived[:workers], *[None] * (workers - len(arrived))]
         there = [upload is not None and type(upload) is not Late for upload in arrived]
         missing = None if all(there) else ~torch.tensor(there, dtype=torch.bool, device=like.device)
     rows = as_rows(arrived, workers, d, like)
-    borrowed = type(arrived) in (Tensor, nn.Parameter)  # and may not be written to
+    borrowed = _is_tensor(arrived)  # and may not be written to
     return received(rows.clone() if borrowed else rows, missing)
 
 
@@ -67,10 +67,10 @@ def as_rows(uploads: Any, workers: int, d: int, like: Tensor) -> Tensor:
     if _readable(uploads) and _as_it_is(uploads, (workers, d), like):
         return Tensor.detach(uploads)
     rows = torch.full((workers, d), torch.nan, dtype=like.dtype, device=like.device)
-    if type(uploads) not in (list, tuple) and not (_readable(uploads) and uploads.ndim):
+    if not _is_row(uploads) and not (_readable(uploads) and uploads.ndim):
         return rows
     try:
-        each = Tensor.unbind(uploads[:workers]) if isinstance(uploads, Tensor) else uploads
+        each = Tensor.unbind(uploads[:workers]) if _is_tensor(uploads) else uploads
     except RuntimeError:  # without numbers, nothing told that it escaped from a transform of torch.func
         return rows
     for row, upload in zip(rows, each, strict=False):
@@ -93,7 +93,7 @@ def _readable(upload: Any) -> bool:
 
     A tensor that escaped from a transform of torch.func, or whose storage was taken away, has none.
     """
-    if type(upload) not in (Tensor, nn.Parameter):
+    if not _is_tensor(upload):
         return False
     try:
         if upload.is_nested or upload.is_meta or upload.is_quantized or any(getattr(upload, "names", ())):
@@ -105,3 +105,13 @@ def _readable(upload: Any) -> bool:
         return not Tensor.numel(upload) or Tensor.untyped_storage(upload).nbytes() >= end
     except RuntimeError:  # what is no tensor any more
         return False
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether it is a plain tensor. By `is`: a sender's class may answer `==` as it likes, or raise."""
+    return type(value) is Tensor or type(value) is nn.Parameter
+
+
+def _is_row(value: Any) -> bool:
+    """Whether it is a plain list or tuple."""
+    return type(value) is list or type(value) is tuple

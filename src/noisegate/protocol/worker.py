@@ -1,5 +1,6 @@
 """What leaves a worker in a round: draw, contributions, noise, public divisor, publish (Algorithm 1)."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -7,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from noisegate import checks
 from noisegate.capacity import Capacity
 from noisegate.entropy import BATCH, NOISE, PUBLISH, Randomness, Source
 from noisegate.errors import PrivacyError
@@ -51,6 +53,8 @@ class Mechanism:
         examples: real ones (x, y), on which that is tried; a server takes its own.
         """
         sampling.rate(declared)  # which refuses a batch that is larger
+        if not 0 <= sigma < math.inf:
+            raise checks.refuse("sigma", sigma, "must be a finite number, 0 or more")
         company = Company(sampling.batch, workers=1)
         sums = choose_sums(model, model.initial(), *examples, company=company)
         return cls(model, sums, worker, sampling, sigma, declared)
@@ -89,6 +93,8 @@ def upload(
     params: (d,) the model. last: (n, d) what each of them sent last, zeros before its first upload. into: space for the
     uploads. capacity: the round counts only if it `fits`. prepare: called with the drawn examples before anyone trains.
     """
+    if into is not None and into.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
+        raise ValueError("into: lies in the same memory as last, which is still needed; give space of its own")
     # 1. Each worker draws a batch.
     drawn = holdings.draw(mechanism.sampling, mechanism.declared, randomness(BATCH), capacity)
     if prepare:
@@ -97,8 +103,12 @@ def upload(
     # 2. Each example's gradient is mixed with the last upload and bounded. The sum gets noise and a public divisor.
     # Research noise comes first, straight into the uploads' place, and contributions are added to it. Secret noise
     # comes last, so that the whole is rounded to a grid that tells nothing of them.
-    uploads, noise, std = torch.empty_like(last) if into is None else into, randomness(NOISE), mechanism.added_noise
+    uploads, noise, std = torch.zeros_like(last) if into is None else into, randomness(NOISE), mechanism.added_noise
     secret = isinstance(noise, Source)
+    if secret and not std > 0 and mechanism.worker.mechanism == "gaussian":
+        raise PrivacyError(
+            f"sigma = {mechanism.sigma}: leaves no noise, so that a secret upload would be bare; raise it"
+        )
     fill_with_noise(uploads[: len(holdings)], 0.0 if secret else std, noise)
     for portion in reversed(drawn.portions):  # from the last: a worker's own row never lies before its place here
         sums = uploads[portion.workers] if holdings.rows is None else uploads[portion.workers].clone()
@@ -127,5 +137,8 @@ def upload_of_one(
             f"declared = {declared}: this worker holds {mine} examples, and sampling {mechanism.sampling.name!r} draws "
             f"each of them more often than was priced; price sigma for {mine}, or use poisson"
         )
+    for name, value in (("params", params), ("last", last)):
+        if value is not None and value.shape != (mechanism.model.d,):
+            raise ValueError(f"{name}: must be of shape ({mechanism.model.d},), not {tuple(value.shape)}")
     last = torch.zeros_like(params) if last is None else last.to(params)
     return upload(mechanism, params, Holdings.of_one(x, y), last[None], randomness)[0]

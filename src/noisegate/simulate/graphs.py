@@ -59,7 +59,7 @@ class Recorded:
 def begin_secret(federation: Federation, t: int) -> None:
     """Tell the device which round secret numbers are for: not in the round itself, where a graph would record it."""
     if federation.schedule.secret:
-        federation.schedule.secret.begin(t)
+        federation.schedule.secret.begin(t, again=True)  # it may not fit
 
 
 class UsedTensors(TorchDispatchMode):

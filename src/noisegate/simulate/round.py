@@ -26,7 +26,7 @@ def play(
     """
     server, adversary, schedule = federation.server, federation.adversary, federation.schedule
     if schedule.secret and streams is None:
-        schedule.secret.begin(t)
+        schedule.secret.begin(t, again=True)  # a state may be played again
     streams = streams or Streams(federation, t)
     phase, last = federation.phase(t), state.uploads
     active, signs = federation.active(phase), adversary.signs if adversary.attack.ascends(phase) else None

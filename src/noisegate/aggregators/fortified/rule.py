@@ -113,7 +113,7 @@ class Fortified(Aggregator):
                 view, torch.lerp(known.bias_correction, one, AGREEMENT_SPEED), known.bias_correction
             ),
             offsets=standing.offsets,
-            update_averages=torch.lerp(known.update_averages, known.last_update, update_speeds(known.update_averages)),
+            update_averages=moved_averages(known),
             last_update=update,
             largest_weights=weighed.largest_weights,
             own_averages=projections.own_averages,
@@ -135,3 +135,12 @@ def _contributions(view: ServerView) -> Tensor:
     if not found.is_cuda and bool(found.norm() < torch.inf):  # nothing to replace, and a copy takes time
         return found
     return found.nan_to_num(0.0, 0.0, 0.0)
+
+
+def moved_averages(known: FortifiedState) -> Tensor:
+    """(UPDATE_SPEEDS, d) the moving averages with the last update. A round in which nobody was used moves none.
+
+    Otherwise they would shrink towards zero while nothing arrives, until their directions are rounding errors.
+    """
+    speeds = update_speeds(known.update_averages) * (known.largest_weights[0] > 0)
+    return torch.lerp(known.update_averages, known.last_update, speeds)
