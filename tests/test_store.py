@@ -238,7 +238,7 @@ def test_a_checkpoint_of_other_data_is_refused(toy, tmp_path):
 
 
 def test_a_file_that_is_too_large_is_not_read(folder, monkeypatch):
-    monkeypatch.setattr(checkpoints, "ROOM", 0)
+    monkeypatch.setattr(checkpoints, "ALLOWANCE", 0)
     monkeypatch.setattr(checkpoints, "LARGER", 4)
     with (folder / NAME).open("ab") as file:
         file.truncate(2**33)  # 8 GiB of nothing, which take no capacity on the disk

@@ -18,13 +18,7 @@ class Recorder(Sums):
     noted: list[Tensor] = field(default_factory=list)
 
     def add(
-        self,
-        worker: Worker,
-        params: Tensor,
-        examples: Examples,
-        last_uploads: Tensor,
-        into: Tensor,
-        scale: float = 1.0,
+        self, worker: Worker, params: Tensor, examples: Examples, last_uploads: Tensor, into: Tensor, scale: float = 1.0
     ) -> None:
         """As `inner` does."""
         self.noted.append(examples.y.clone())
@@ -49,13 +43,7 @@ class Constant(Sums):
     vector: Tensor
 
     def add(
-        self,
-        worker: Worker,
-        params: Tensor,
-        examples: Examples,
-        last_uploads: Tensor,
-        into: Tensor,
-        scale: float = 1.0,
+        self, worker: Worker, params: Tensor, examples: Examples, last_uploads: Tensor, into: Tensor, scale: float = 1.0
     ) -> None:
         """The vector, times the scale."""
         into += scale * self.vector.to(into)

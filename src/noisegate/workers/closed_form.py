@@ -131,13 +131,7 @@ class ClosedForm(Sums):
 
     @one_thread_at_a_time
     def add(
-        self,
-        worker: Worker,
-        params: Tensor,
-        examples: Examples,
-        last_uploads: Tensor,
-        into: Tensor,
-        scale: float = 1.0,
+        self, worker: Worker, params: Tensor, examples: Examples, last_uploads: Tensor, into: Tensor, scale: float = 1.0
     ) -> None:
         """Lengths first, then weights, then sums; what cannot be trusted goes the direct way."""
         if not len(examples):

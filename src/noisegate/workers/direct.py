@@ -70,13 +70,7 @@ class Sums(ABC):
 
     @abstractmethod
     def add(
-        self,
-        worker: Worker,
-        params: Tensor,
-        examples: Examples,
-        last_uploads: Tensor,
-        into: Tensor,
-        scale: float = 1.0,
+        self, worker: Worker, params: Tensor, examples: Examples, last_uploads: Tensor, into: Tensor, scale: float = 1.0
     ) -> None:
         """into (n, d) += scale times the sums of contributions of n workers. last_uploads: (n, d)."""
 
@@ -98,13 +92,7 @@ class Direct(Sums):
 
     @one_thread_at_a_time
     def add(
-        self,
-        worker: Worker,
-        params: Tensor,
-        examples: Examples,
-        last_uploads: Tensor,
-        into: Tensor,
-        scale: float = 1.0,
+        self, worker: Worker, params: Tensor, examples: Examples, last_uploads: Tensor, into: Tensor, scale: float = 1.0
     ) -> None:
         """One chunk of gradients after the other."""
         workers = len(last_uploads)
