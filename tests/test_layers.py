@@ -18,12 +18,15 @@ ROOT = Path(noisegate.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 FLOORS = (
-    ("capacity", "chacha", "checks", "compute", "entropy", "errors", "kernels", "streams", "vectors", "version"),
+    (
+        *("capacity", "chacha", "checks", "compute", "entropy", "errors", "files", "kernels", "locks", "settings"),
+        *("streams", "vectors", "version"),
+    ),
     ("catalog", "data", "examples", "flips", "models", "roles", "sampling", "views"),
     ("aggregators", "attacks", "privacy", "workers"),
     ("protocol",),
     ("federation", "flower", "simulate"),
-    ("audit", "paper", "redteam", "report", "runs", "sweeps"),
+    ("audit", "deploy", "paper", "redteam", "report", "runs", "sweeps"),
     ("cli",),
     ("",),  # noisegate/__init__.py and __main__.py: they may import everything, and nobody may import them
 )
@@ -33,15 +36,20 @@ SAME_LAYER = {
     "checks": {"errors"},
     "compute": {"checks", "errors"},
     "entropy": {"chacha", "errors", "kernels"},
+    "files": {"checks", "errors"},
+    "locks": {"checks", "errors"},
+    "settings": {"checks", "errors"},
     "streams": {"errors"},
     "vectors": {"errors", "kernels"},
     "roles": {"views"},
     "examples": {"sampling"},
+    "flower": {"federation"},
     "audit": {"runs"},
+    "deploy": {"runs"},
     "sweeps": {"runs"},
     "paper": {"runs", "sweeps"},
     "redteam": {"runs", "sweeps"},
-    "report": {"paper", "redteam", "runs", "sweeps"},
+    "report": {"deploy", "paper", "redteam", "runs", "sweeps"},
 }
 """What a part may import of its own layer. Parts that are not named here import nothing of it."""
 

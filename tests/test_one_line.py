@@ -12,7 +12,7 @@ from rich.table import Table
 
 from noisegate import checks
 from noisegate.cli.terminal import Console
-from noisegate.runs.spec import MOST_BYTES, read_settings
+from noisegate.settings import MOST_BYTES, read_settings
 from test_cli import QUICK, one_line, refused
 
 FLAGS = [*QUICK, "--no-baselines"]

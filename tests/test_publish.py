@@ -171,8 +171,8 @@ def test_the_place_must_be_empty(cli, folder, tmp_path):
 
 
 def test_all_files_or_none(cli, folder, tmp_path, monkeypatch):
+    from noisegate.files import write_whole
     from noisegate.runs import publish as module
-    from noisegate.runs.files import write_whole
 
     def full(path, content):
         if path.name == "privacy.txt":

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from conftest import QUICK
 from noisegate import Compute, Spec, SpecError, StoreError, run
+from noisegate import locks as locks_module
 from noisegate.attacks import ATTACKS
 from noisegate.catalog import setting_types
 from noisegate.cli.findings import verdict
@@ -32,7 +33,6 @@ from noisegate.redteam.plot import plot
 from noisegate.redteam.search import SHARES
 from noisegate.redteam.settings import LATE, OWN_START, SETTINGS, behaved, variants, with_setting
 from noisegate.redteam.trials import LOCK, TrialFolder
-from noisegate.runs import locks as locks_module
 from noisegate.runs import read_spec, reference
 from noisegate.sweeps import pool as pool_module
 from noisegate.sweeps.outcome import Outcome

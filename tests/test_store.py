@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file, save
 
 from conftest import sealed
-from noisegate import Compute, Spec, StoreError, run
+from noisegate import Compute, Spec, StoreError, files, run
+from noisegate.files import read_whole, seal, unseal, write_whole
 from noisegate.redteam import trials
-from noisegate.runs import checkpoints, files, key, launch
-from noisegate.runs.files import read_whole, seal, unseal, write_whole
+from noisegate.runs import checkpoints, key, launch
 from noisegate.runs.key import fingerprint, user_key
 from noisegate.runs.setup import Setup, prepare
 from noisegate.runs.store import RunFolder
@@ -35,7 +35,7 @@ from noisegate.views import Reason
 ONE = Compute(device="cpu", threads=1)
 SPEC = Spec(rounds=6, sigma=2.5, sigma_base=2.5, accountant="rdp", aggregator="two-stage", evaluate_every=2, workers=4)
 NAME = "checkpoint.safetensors"
-SOURCE = Path(files.__file__).parents[1]
+SOURCE = Path(files.__file__).parent
 
 
 def stop_after(rounds: int):

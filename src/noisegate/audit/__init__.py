@@ -23,7 +23,7 @@ from noisegate.audit.whole import Whole, measure
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.errors import StoreError
-from noisegate.runs.files import write_whole
+from noisegate.files import write_whole
 from noisegate.runs.setup import Setup, prepare
 from noisegate.runs.spec import Spec
 from noisegate.vectors import Loss, cross_entropy

@@ -12,8 +12,9 @@ import typer
 
 from noisegate.errors import SpecError
 from noisegate.privacy import PAPER, Delta
-from noisegate.runs import Spec, make_spec, read_settings
+from noisegate.runs import Spec, make_spec
 from noisegate.runs.spec import BEST, PARTS, partner_of
+from noisegate.settings import read_settings
 
 Record = TypeVar("Record")
 

@@ -19,12 +19,12 @@ from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
+from noisegate.files import read_json
 from noisegate.paper import QUICK, Experiment
 from noisegate.paper.claims import claims
 from noisegate.paper.comparison import as_table, page
 from noisegate.paper.outcomes import Record, from_csv, needed, outcomes, passed, to_csv
 from noisegate.runs import costs
-from noisegate.runs.files import read_json
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import write_whole
 from noisegate.sweeps.bills import bills_of

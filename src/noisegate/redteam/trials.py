@@ -14,10 +14,10 @@ from typing import Any
 
 from noisegate.checks import plain
 from noisegate.errors import StoreError
+from noisegate.files import MOST_TEXT, parse, read_whole, seal, unseal, write_whole
+from noisegate.locks import LOCK, alone
 from noisegate.redteam.findings import Stage
-from noisegate.runs.files import MOST_TEXT, parse, read_whole, seal, unseal, write_whole
 from noisegate.runs.key import fingerprint
-from noisegate.runs.locks import LOCK, alone
 from noisegate.runs.spec import Spec
 from noisegate.runs.wellformed import fields_of
 from noisegate.sweeps.outcome import Outcome

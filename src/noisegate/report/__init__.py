@@ -4,11 +4,11 @@ from pathlib import Path
 
 from noisegate.checks import plain
 from noisegate.errors import StoreError
+from noisegate.files import write_whole
 from noisegate.report.folders import kind_of, read_run
 from noisegate.report.run_page import run_page
 from noisegate.report.sweep_page import sweep_page
 from noisegate.report.sweeps import read_sweep_folder
-from noisegate.runs.files import write_whole
 
 __all__ = ["put", "report", "write_report"]
 

@@ -7,15 +7,16 @@ from typing import Any, Literal
 
 from noisegate.checks import plain
 from noisegate.errors import NoisegateError, SpecError, StoreError
+from noisegate.files import MOST_TEXT, number, parse, read_json, read_whole
 from noisegate.redteam.plot import part
-from noisegate.runs.files import MOST_TEXT, number, parse, read_json, read_whole
 from noisegate.runs.launch import reference, undefended
 from noisegate.runs.result import stored
-from noisegate.runs.spec import PARTS, read_settings
+from noisegate.runs.spec import PARTS
 from noisegate.runs.store import LINES, RESULT, VERDICTS, RunFolder
 from noisegate.runs.unbuilt import AnySpec, UnbuiltSpec, read_unbuilt, unbuilt_spec
 from noisegate.runs.verdicts import Verdicts, read_verdicts
 from noisegate.runs.wellformed import finite, whole_line
+from noisegate.settings import read_settings
 
 __all__ = ["RunRecord", "RunStatus", "Verdicts", "kind_of", "number", "read_run"]
 

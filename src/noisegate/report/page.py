@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from noisegate.errors import StoreError
+from noisegate.files import read_json
 from noisegate.report.charts import Chart
 from noisegate.report.folders import number
-from noisegate.runs.files import read_json
 from noisegate.version import __version__
 
 

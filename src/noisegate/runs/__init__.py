@@ -2,13 +2,12 @@
 
 from noisegate.runs.launch import reference, run, run_together, undefended
 from noisegate.runs.result import Result
-from noisegate.runs.spec import Spec, make_spec, read_settings, read_spec
+from noisegate.runs.spec import Spec, make_spec, read_spec
 
 __all__ = [
     "Result",
     "Spec",
     "make_spec",
-    "read_settings",
     "read_spec",
     "reference",
     "run",

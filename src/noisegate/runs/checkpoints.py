@@ -22,8 +22,8 @@ from torch import Tensor
 
 from noisegate.checks import plain
 from noisegate.errors import StoreError
+from noisegate.files import count, number, parse, read_whole
 from noisegate.protocol import ServerState
-from noisegate.runs.files import count, number, parse, read_whole
 from noisegate.runs.key import Fingerprint, as_fingerprint
 from noisegate.runs.spec import MOST_ROUNDS, Spec
 from noisegate.runs.wellformed import whole_curve

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from noisegate.checks import plain
 from noisegate.data import Dataset, own_path
 from noisegate.errors import DataError, StoreError
-from noisegate.runs.files import parse, read_whole
+from noisegate.files import parse, read_whole
 from noisegate.runs.identity import digest_of
 from noisegate.runs.spec import Spec
 from noisegate.vectors import Loss, cross_entropy

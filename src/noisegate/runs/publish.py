@@ -19,9 +19,9 @@ from noisegate import privacy
 from noisegate.checks import plain
 from noisegate.entropy import slack
 from noisegate.errors import SpecError, StoreError
+from noisegate.files import read_whole, write_whole
 from noisegate.privacy import IN_WORDS
 from noisegate.runs import costs
-from noisegate.runs.files import read_whole, write_whole
 from noisegate.runs.promise import STATED
 from noisegate.runs.result import stored
 from noisegate.runs.statement import NOT_COVERED, as_text

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import math
-import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.roles import Aggregator, Attack, Worker
 from noisegate.sampling import SAMPLINGS
+from noisegate.settings import read_settings, toml
 from noisegate.workers import WORKERS
 
 Part = str | Mapping[str, Any]
@@ -29,9 +29,6 @@ Part = str | Mapping[str, Any]
 BEST = "fortified"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
-MOST_BYTES, MOST_DEPTH = 2**20, 32
-"""Of a file of settings."""
-
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
 LATER = ("auxiliary_from", "declared", "secret", "absent")
 """Settings that earlier versions did not have."""
@@ -183,7 +180,7 @@ class Spec:
     def to_toml(self) -> str:
         """The spec as a file that `read_spec` reads back."""
         settings = {key: value for key, value in self.canonical().items() if value is not None}
-        return "".join(f"{key} = {_toml(value)}\n" for key, value in settings.items())
+        return "".join(f"{key} = {toml(value)}\n" for key, value in settings.items())
 
 
 def name_of(canonical: Mapping[str, Any]) -> str:
@@ -227,31 +224,6 @@ def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:
     return Spec(**settings)
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file, not yet checked."""
-    where = checks.plain(str(path))
-    try:
-        with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)  # it may never end
-    except OSError as error:
-        raise SpecError(f"{where}: cannot be read ({error.strerror}); give a TOML file, or flags only") from None
-    if len(content) > MOST_BYTES:
-        raise SpecError(f"{where}: is longer than {MOST_BYTES} bytes; give a TOML file of settings")
-    try:
-        settings = tomllib.loads(content.decode())
-    except RecursionError:
-        raise SpecError(f"{where}: is nested too deeply; settings are tables of values") from None
-    except ValueError as error:  # also of text that is not UTF-8, and of numbers with thousands of digits
-        raise SpecError(f"{where}: is not valid TOML ({checks.plain(str(error))[: checks.MOST_SHOWN]})") from None
-    level: list[Any] = [settings]
-    for _ in range(MOST_DEPTH):
-        level = [value for each in level for value in (each.values() if isinstance(each, dict) else each)]
-        level = [value for value in level if isinstance(value, dict | list)]
-    if level:
-        raise SpecError(f"{where}: is nested more than {MOST_DEPTH} deep; settings are tables of values")
-    return settings
-
-
 def read_spec(path: Path) -> Spec:
     """The spec in a TOML file."""
     return make_spec(read_settings(path), str(path))
@@ -265,9 +237,3 @@ def _shortest(part: dict[str, Any]) -> Part:
 def _optional(check: Any, name: str, value: Any) -> None:
     if value is not None:
         check(**{name: value})
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {_toml(entry)}" for key, entry in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's texts are TOML's but for that

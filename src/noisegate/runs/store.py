@@ -27,10 +27,10 @@ from safetensors.torch import save
 
 from noisegate.checks import plain
 from noisegate.errors import SpecError, StoreError
+from noisegate.files import read_json, seal, unseal, write_whole
+from noisegate.locks import LOCK, alone
 from noisegate.runs.checkpoints import Identity, pack, read_checkpoint
-from noisegate.runs.files import read_json, seal, unseal, write_whole
 from noisegate.runs.key import read_fingerprint
-from noisegate.runs.locks import LOCK, alone
 from noisegate.runs.spec import Spec
 from noisegate.runs.unbuilt import AnySpec, read_unbuilt
 from noisegate.runs.verdicts import Verdicts

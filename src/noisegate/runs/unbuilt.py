@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from noisegate.errors import SpecError
-from noisegate.runs.spec import PARTS, Spec, make_spec, name_of, read_settings
+from noisegate.runs.spec import PARTS, Spec, make_spec, name_of
+from noisegate.settings import read_settings
 
 STAND_INS = {"attack": "none", "aggregator": "mean", "worker": "normalized"}
 """The built-in part that takes the place of a plugin while the other settings are checked."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from noisegate.checks import plain
 from noisegate.errors import StoreError
-from noisegate.runs.files import read_whole
+from noisegate.files import read_whole
 from noisegate.views import Reason
 
 HEADER = 4096

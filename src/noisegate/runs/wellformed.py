@@ -7,7 +7,7 @@ from typing import Any
 
 from noisegate.catalog import typed
 from noisegate.errors import SpecError, StoreError
-from noisegate.runs.files import count, number
+from noisegate.files import count, number
 from noisegate.views import Reason
 
 SHARES = (

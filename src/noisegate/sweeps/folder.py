@@ -17,10 +17,10 @@ from typing import Any, Literal
 
 from noisegate.checks import plain
 from noisegate.errors import SpecError, StoreError
+from noisegate.files import read_json, read_whole, seal, unseal, write_whole
+from noisegate.locks import take
 from noisegate.runs.checkpoints import Identity
-from noisegate.runs.files import read_json, read_whole, seal, unseal, write_whole
 from noisegate.runs.key import fingerprint
-from noisegate.runs.locks import take
 from noisegate.runs.result import stored
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder

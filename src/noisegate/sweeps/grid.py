@@ -10,8 +10,9 @@ from typing import Any
 
 from noisegate import checks
 from noisegate.errors import SpecError, StoreError
-from noisegate.runs.spec import FLAGS_ONLY, Spec, make_spec, read_settings
+from noisegate.runs.spec import FLAGS_ONLY, Spec, make_spec
 from noisegate.runs.unbuilt import AnySpec, uses_plugins
+from noisegate.settings import read_settings
 
 MOST_RUNS = 100_000
 """The largest number of runs in one sweep."""

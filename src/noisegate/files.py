@@ -1,4 +1,4 @@
-"""How the files of a run are written and read: whole or not at all, and checked when they are read.
+"""How files are written and read: whole or not at all, and checked when they are read.
 
 A checksum shows that a file was damaged, cut, or swapped with another one. It does not show a forgery: whoever can
 write to a folder can compute the checksum anew. So nothing here runs code from a file, and every reader checks the type
@@ -46,7 +46,7 @@ def write_whole(path: Path, content: bytes, part: str = "") -> None:
             raise
     except OSError as error:
         raise StoreError(
-            f"{plain(path)}: cannot be written ({error.strerror}); make room or choose another --out"
+            f"{plain(path)}: cannot be written ({error.strerror}); make room or choose another place"
         ) from None
     _sync(path.parent)
 
