@@ -53,6 +53,9 @@ SAME_LAYER = {
 }
 """What a part may import of its own layer. Parts that are not named here import nothing of it."""
 
+TWICE = {"Server", "Worker"}
+"""Class names with two meanings: a role of the protocol, and the process that plays it in a federation."""
+
 MOST_LINES, MOST_FUNCTION, MOST_PARAMETERS = 300, 60, 8
 """The longest file and the longest function of src in lines, and the longest signature outside of Triton kernels."""
 
@@ -257,7 +260,7 @@ def test_no_class_name_is_used_twice():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(place(path))
-    twice = [f"{name}: {', '.join(places)}" for name, places in homes.items() if len(places) > 1]
+    twice = [f"{name}: {', '.join(places)}" for name, places in homes.items() if len(places) > 1 and name not in TWICE]
     assert not twice, "\n".join(twice)
 
 

@@ -4,7 +4,9 @@ NoisegateError
 ├── SpecError      a setting has a wrong name, type or value (also a ValueError)
 ├── DataError      a data set is missing, damaged, or does not fit
 ├── PrivacyError   a guarantee that was asked for cannot be given
-└── StoreError     a run folder cannot be written, read or resumed
+├── StoreError     a folder cannot be written, read or resumed
+├── PolicyError    a worker's own policy forbids what a server asks for
+└── FederationError  a peer of a federation cannot be reached, or is not who it must be
 
 A message says what, which value, which rule, and what to do. The command line prints it on one line and exits with 2.
 """
@@ -27,4 +29,12 @@ class PrivacyError(NoisegateError):
 
 
 class StoreError(NoisegateError):
-    """A run folder cannot be written, read or resumed."""
+    """A folder cannot be written, read or resumed."""
+
+
+class PolicyError(NoisegateError):
+    """A worker's own policy forbids what a server asks for."""
+
+
+class FederationError(NoisegateError):
+    """A peer of a federation cannot be reached, or is not who it must be."""

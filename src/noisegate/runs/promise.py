@@ -24,7 +24,7 @@ STATED = "stated"
 
 
 @dataclass(frozen=True)
-class Roster:
+class PricedWorkers:
     """What the accountant needs to know of the workers.
 
     sizes: the honest workers' numbers of examples, which are public under `fixed` sampling only. declared: the declared
@@ -73,20 +73,20 @@ class Privacy:
         return replace(self, copies=copies, epsilon_with_copies=spent)
 
 
-def make_promise(spec: Spec, sampling: Sampling, roster: Roster) -> Privacy:
+def make_promise(spec: Spec, sampling: Sampling, workers: PricedWorkers) -> Privacy:
     """The privacy of a run: the noise is calibrated to the spec's epsilon, or the given noise is checked against it."""
-    priced = sampling.priced(roster.sizes, roster.declared)
+    priced = sampling.priced(workers.sizes, workers.declared)
     delta = privacy.delta_of(spec.delta, max(priced))
     asked: dict[str, Any] = {
-        "rounds": roster.rounds,
+        "rounds": workers.rounds,
         "sampling": sampling,
         "delta": delta,
         "accountant": spec.accountant,
-        "signs": roster.signs,
+        "signs": workers.signs,
     }
-    public = sampling.relation, roster.declared, sampling.rate(min(priced))  # the rate of the smallest worker
+    public = sampling.relation, workers.declared, sampling.rate(min(priced))  # the rate of the smallest worker
     if spec.sigma == 0:
-        if roster.signs:
+        if workers.signs:
             raise SpecError("sigma = 0.0: a worker that flips signs needs noise; choose another worker")
         return Privacy(0.0, spec.sigma_base or 0.0, None, delta, NOT_PRIVATE, (), *public)
     if spec.sigma is None:

@@ -18,7 +18,7 @@ from noisegate.protocol import Mechanism, Server
 from noisegate.roles import Aggregator, Attack, Worker
 from noisegate.runs.dealing import Dealt, copies, deal, held_by_byzantine, surrogate
 from noisegate.runs.identity import digest_data, digest_run
-from noisegate.runs.promise import Privacy, Roster, make_promise, signs_of
+from noisegate.runs.promise import Privacy, PricedWorkers, make_promise, signs_of
 from noisegate.runs.spec import Spec
 from noisegate.sampling import SAMPLINGS, Sampling
 from noisegate.simulate import Adversary, Federation, Schedule, Workers
@@ -122,8 +122,8 @@ def prepare(
         name = type(module).__name__
         check_module(module)
     model = FlatModel(module, loss, device)
-    roster = Roster(dealt.honest_sizes(), declared, rounds, signs_of(parts.worker, model.d))
-    promise = make_promise(spec, sampling, roster).with_copies(copies(spec, dealt))
+    priced = PricedWorkers(dealt.honest_sizes(), declared, rounds, signs_of(parts.worker, model.d))
+    promise = make_promise(spec, sampling, priced).with_copies(copies(spec, dealt))
 
     x, y, x_test, y_test = shared.on(device, dataset)
     scratch = compute.scratch()

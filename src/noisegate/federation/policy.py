@@ -1,0 +1,79 @@
+"""What a worker allows, whatever a server asks."""
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from noisegate import checks
+from noisegate.catalog import typed
+from noisegate.errors import PolicyError, SpecError
+from noisegate.federation.keys import public_key
+from noisegate.federation.terms import Terms
+from noisegate.settings import read_settings
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A worker's own limits. A server cannot change them, and does not learn them.
+
+    epsilon, delta: the most that all runs together may cost an example of this data set. server: the public keys
+    (64 hexadecimal digits each) of the servers whose terms, models and receipts are believed. sigma: the smallest noise
+    multiplier. batch: the largest batch. declared: the smallest declared number of examples; a smaller one draws
+    examples more often. parameters: the largest model.
+    """
+
+    epsilon: float
+    delta: float
+    server: tuple[str, ...]
+    sigma: float = 0.5
+    batch: int = 1024
+    declared: int = 1
+    parameters: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        checks.positive(epsilon=self.epsilon)
+        checks.moderate(sigma=self.sigma)
+        checks.count(batch=self.batch, declared=self.declared, parameters=self.parameters)
+        if not 0 < self.delta < 1:
+            raise checks.refuse("delta", self.delta, "must be above 0 and below 1")
+        if not self.server:
+            raise checks.refuse("server", self.server, "must name the public key of at least one server")
+        for key in self.server:
+            public_key(key, "server")
+
+    @classmethod
+    def read(cls, path: Path) -> "Policy":
+        """The policy in a TOML file."""
+        found = read_settings(path)
+        known: dict[str, Any] = {entry.name: float for entry in fields(cls)}
+        known |= {"server": list, "batch": int, "declared": int, "parameters": int}
+        for key in found:
+            if key not in known:
+                where = checks.plain(path)
+                raise SpecError(
+                    f"{where}: {checks.plain(key)}: unknown{checks.guess(key, known)}; choose from {', '.join(known)}"
+                )
+        for key in ("epsilon", "delta", "server"):
+            if key not in found:
+                raise SpecError(f"{checks.plain(path)}: {key}: is missing, and a policy must state it")
+        given = {key: typed(key, value, known[key]) for key, value in found.items()}
+        return cls(**given | {"server": tuple(given["server"])})
+
+    def check(self, terms: Terms) -> None:
+        """PolicyError if these terms ask for more than this worker allows. What they cost is the ledger's question."""
+        for name, asked, allowed, most in (
+            ("parameters", terms.parameters, self.parameters, True),
+            ("batch", terms.batch, self.batch, True),
+            ("sigma", terms.sigma, self.sigma, False),
+            ("declared", terms.declared, self.declared, False),
+        ):
+            if asked > allowed if most else asked < allowed:
+                word = "at most" if most else "at least"
+                raise PolicyError(
+                    f"{name} = {asked:g}: the server asks for it, and this worker's policy allows {word} {allowed:g}; "
+                    "change the policy, or do not take part"
+                )
+
+    def trusts(self, key: bytes) -> bool:
+        """Whether this is the public key of a server that is believed."""
+        return key.hex() in self.server
