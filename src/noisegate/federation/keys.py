@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -18,6 +18,14 @@ MOST_PEM = 2**16
 
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 """The name of a worker: what a certificate, the roster and every message of it say."""
+
+EVERYONE = "all"
+"""Stands where a message of the server is for all workers. No worker may have this name."""
+
+PRIME = 2**255 - 19
+ORDER_8 = 0x5FC536D880238B13933C6D305ACDFD5F098EFF289F4C345B027B2C28F95E826
+WEAK = (0, 1, PRIME - 1, PRIME, PRIME + 1, ORDER_8, PRIME - ORDER_8)
+"""y of the points of small order. Under such a key anyone can sign, and 64 zeros are one."""
 
 
 class SigningKey:
@@ -38,7 +46,7 @@ class SigningKey:
         content = read_private(path)
         try:
             private = serialization.load_pem_private_key(content, password=None)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
             raise StoreError(f"{plain(path)}: is not a private key ({plain(error)[:100]})") from None
         if not isinstance(private, Ed25519PrivateKey):
             raise StoreError(f"{plain(path)}: is not an Ed25519 key")
@@ -73,7 +81,10 @@ def public_key(text: object, what: str = "key") -> bytes:
     """The 32 bytes of a public key from its 64 hexadecimal digits. SpecError if it is none."""
     if not isinstance(text, str) or not re.fullmatch("[0-9a-f]{64}", text):
         raise SpecError(f"{what} = {shown(text)}: must be the 64 hexadecimal digits of an Ed25519 public key")
-    return bytes.fromhex(text)
+    key = bytes.fromhex(text)
+    if int.from_bytes(key, "little") % 2**255 in WEAK:
+        raise SpecError(f"{what} = {shown(text)}: is a key under which anyone can sign; give one that was generated")
+    return key
 
 
 def checked_name(name: object, what: str = "name") -> str:
@@ -82,6 +93,8 @@ def checked_name(name: object, what: str = "name") -> str:
         raise SpecError(
             f"{what} = {shown(name)}: must be 1 to 63 of a to z, 0 to 9 and -, beginning and ending with no -"
         )
+    if name == EVERYONE:
+        raise SpecError(f"{what} = {name!r}: stands for all workers; choose another name")
     return name
 
 

@@ -11,6 +11,9 @@ from noisegate.federation.keys import public_key
 from noisegate.federation.terms import Terms
 from noisegate.settings import read_settings
 
+MOST_HELD = 2
+"""How many times the least declared number a worker may hold."""
+
 
 @dataclass(frozen=True)
 class Policy:
@@ -31,10 +34,10 @@ class Policy:
     parameters: int = 10_000_000
 
     def __post_init__(self) -> None:
-        checks.positive(epsilon=self.epsilon)
+        checks.positive(epsilon=self.epsilon, delta=self.delta)
         checks.moderate(sigma=self.sigma)
         checks.count(batch=self.batch, declared=self.declared, parameters=self.parameters)
-        if not 0 < self.delta < 1:
+        if not self.delta < 1:
             raise checks.refuse("delta", self.delta, "must be above 0 and below 1")
         if not self.server:
             raise checks.refuse("server", self.server, "must name the public key of at least one server")
@@ -70,9 +73,22 @@ class Policy:
             if asked > allowed if most else asked < allowed:
                 word = "at most" if most else "at least"
                 raise PolicyError(
-                    f"{name} = {asked:g}: the server asks for it, and this worker's policy allows {word} {allowed:g}; "
+                    f"{name} = {asked}: the server asks for it, and this worker's policy allows {word} {allowed}; "
                     "change the policy, or do not take part"
                 )
+
+    def check_data(self, held: int) -> None:
+        """PolicyError if a worker with so many examples must not run under this policy, whoever asks.
+
+        Sums are priced for about a batch of examples. A server that declares far fewer than there are draws far more,
+        and their sum rounds by more than the noise allows for. This is not asked of terms: their answers would tell
+        the number.
+        """
+        if held > MOST_HELD * self.declared:
+            raise PolicyError(
+                f"declared = {self.declared}: this worker holds more than {MOST_HELD} times as many examples; let its "
+                "policy declare at least half of about as many as it holds"
+            )
 
     def trusts(self, key: bytes) -> bool:
         """Whether this is the public key of a server that is believed."""

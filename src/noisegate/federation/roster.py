@@ -1,5 +1,6 @@
 """Who takes part: the server's list of workers and their keys."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from noisegate.federation.keys import checked_name, public_key
 from noisegate.settings import read_settings
 
 MOST_WORKERS = 10_000
+SERIAL = re.compile("[0-9A-Fa-f]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,10 @@ class Roster:
         if len(set(keys.values())) < len(keys):
             raise SpecError(f"{where}: two workers have the same key; every worker has its own")
         serials = found.get("revoked", [])
-        try:
-            return cls(keys, frozenset(int(serial, 16) for serial in serials))
-        except (TypeError, ValueError):
-            raise SpecError(f"{where}: revoked: must be a list of serial numbers in hexadecimal, as texts") from None
+        texts = isinstance(serials, list) and all(isinstance(serial, str) for serial in serials)
+        if not texts or not all(map(SERIAL.fullmatch, serials)):
+            raise SpecError(f"{where}: revoked: must be a list of serial numbers in hexadecimal, as texts")
+        return cls(keys, frozenset(int(serial, 16) for serial in serials))
 
     def to_toml(self) -> str:
         """The roster as a file."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.catalog import build, settle, typed
 from noisegate.errors import SpecError
+from noisegate.federation.wire import HEADER, NUMBER
 from noisegate.privacy import Cost
 from noisegate.protocol import Mechanism
 from noisegate.roles import Worker as Bound
@@ -16,7 +17,13 @@ from noisegate.sampling import Poisson
 from noisegate.vectors import FlatModel
 from noisegate.workers import WORKERS
 
-MOST_ROUNDS = 10_000_000
+MOST_ROUNDS = 1_000_000
+MOST_PARAMETERS = (2**31 - 1 - HEADER.size) // NUMBER.itemsize
+"""gRPC carries no longer message."""
+
+MOST_DECLARED = 2**32
+"""A draw has 53 random bits: at a rate of 2^-32 it is off by at most one part in 2^21, and by more below that."""
+
 MOST_TITLE = 100
 
 
@@ -44,11 +51,13 @@ class Terms:
         if len(self.title) > MOST_TITLE or not self.title.isprintable():
             raise checks.refuse("title", self.title, f"must be at most {MOST_TITLE} printable characters")
         checks.count(rounds=self.rounds, parameters=self.parameters, batch=self.batch, declared=self.declared)
-        if self.rounds > MOST_ROUNDS:
-            raise checks.refuse("rounds", self.rounds, f"must be at most {MOST_ROUNDS}")
+        for name, most in (("rounds", MOST_ROUNDS), ("parameters", MOST_PARAMETERS), ("declared", MOST_DECLARED)):
+            if getattr(self, name) > most:
+                raise checks.refuse(name, getattr(self, name), f"must be at most {most}")
         checks.moderate(sigma=self.sigma)
         Poisson(self.batch).rate(self.declared)
         bound = self.bound()
+        checks.moderate(**{"worker.threshold": bound.sensitivity})  # else contributions round by more than they are
         if bound.mechanism != "gaussian" or not bound.noisy or not bound.fresh:
             raise checks.refuse(
                 "worker", self.worker["name"], "needs fresh Gaussian noise; choose normalized or clipped"

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from noisegate.federation.keys import EVERYONE as EVERYONE
 from noisegate.federation.keys import NAME, SigningKey, verify
 
 METHOD = "/noisegate.v1.Federation/Join"
@@ -64,8 +65,8 @@ class Message:
 
     round: of a model or what is said about it; in TERMS, the first that this worker may be asked for. run: 32 bytes.
     digest: sha256 of the model's body in MODEL, UPLOAD, DECLINE and END; of the upload's body in RECEIPT. worker: the
-    name of the worker that it is from or to. counter: in TERMS and RECEIPT, how many uploads of this worker the server
-    has. body: the vector, or JSON.
+    name of the worker that it is from or to, or EVERYONE. counter: in TERMS and RECEIPT, how many uploads of this
+    worker the server has. body: the vector, or JSON. ValueError if no message can say that.
     """
 
     kind: Kind
@@ -76,6 +77,15 @@ class Message:
     counter: int = 0
     body: bytes | memoryview = b""
     signature: bytes = bytes(64)
+
+    def __post_init__(self) -> None:
+        """`struct` cuts and fills what does not fit, and the wrong bytes would be signed."""
+        if not NAME.fullmatch(self.worker) or [len(self.run), len(self.digest), len(self.signature)] != [32, 32, 64]:
+            raise ValueError("worker, run, digest, signature: must be a name, 32, 32 and 64 bytes")
+        if not (0 <= self.round < 2**64 and 0 <= self.counter < 2**64):
+            raise ValueError(f"round, counter = {self.round}, {self.counter}: must be 0 or more and fit 8 bytes")
+        if why := _wrong_length(self.kind, len(self.body)):
+            raise ValueError(f"body: {why}")
 
     def signed_text(self) -> bytes:
         """What the signature is of: the context, the header but for its signature, the sha256 of the body."""
@@ -94,9 +104,12 @@ class Message:
         return np.frombuffer(self.body, NUMBER)
 
     def text(self) -> dict[str, Any] | None:
-        """The body as a JSON object; None if it is none."""
+        """The body as a JSON object (RFC 8259 in UTF-8, finite numbers, no name twice); None if it is none."""
+        if self.kind in VECTORS:
+            return None
         try:
-            found = json.loads(bytes(self.body))
+            found = json.loads(str(self.body, "utf-8"), object_pairs_hook=_once)
+            json.dumps(found, allow_nan=False, ensure_ascii=False).encode()  # no NaN, 1e999 or half of a character
         except (ValueError, RecursionError):
             return None
         return found if isinstance(found, dict) else None
@@ -123,10 +136,8 @@ def read(content: bytes) -> Message | str:
         return f"of an unknown kind, {kind}"
     if length != len(content) - HEADER.size:
         return f"{len(content) - HEADER.size} bytes of body, and it says {length}"
-    if kind not in VECTORS and length > MOST_TEXT:
-        return f"{length} bytes of text, more than {MOST_TEXT}"
-    if kind in VECTORS and length % NUMBER.itemsize:
-        return f"{length} bytes of numbers, which are no whole number of them"
+    if why := _wrong_length(kind, length):
+        return why
     worker = name.rstrip(b"\0").decode("ascii", "replace")
     if not NAME.fullmatch(worker):
         return "its worker has no name"
@@ -134,9 +145,26 @@ def read(content: bytes) -> Message | str:
     return Message(Kind(kind), worker, run, round, digest, counter, body, signature)
 
 
+def _wrong_length(kind: int, length: int) -> str:
+    """Why no body of this kind is so long; empty if one may be."""
+    if kind not in VECTORS and length > MOST_TEXT:
+        return f"{length} bytes of text, more than {MOST_TEXT}"
+    if kind in VECTORS and length % NUMBER.itemsize:
+        return f"{length} bytes of numbers, which are no whole number of them"
+    return ""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, if no name stands in it twice: readers differ in which one counts."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands there twice")
+    return found
+
+
 def say(kind: Kind, worker: str, key: SigningKey, text: dict[str, Any], **fields: Any) -> bytes:
     """A signed message with a JSON body."""
-    body = json.dumps(text, sort_keys=True, separators=(",", ":")).encode()
+    body = json.dumps(text, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
     return Message(kind, worker, body=body, **fields).signed(key)
 
 
