@@ -22,7 +22,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from noisegate.checks import plain, shown
 from noisegate.errors import FederationError, SpecError, StoreError
-from noisegate.federation.keys import MOST_PEM, NAME, checked_name, read_private
+from noisegate.federation.keys import MOST_PEM, checked_name, public_key, read_private
 from noisegate.files import read_whole
 
 KEY_URI = "noisegate:key:"
@@ -41,7 +41,7 @@ HOST = re.compile(rf"{LABEL}(?:\.{LABEL})*")
 
 
 @dataclass(frozen=True)
-class Identity:
+class CertificateOwner:
     """Who a certificate says its owner is. key: the Ed25519 public key. serial: the certificate's own number."""
 
     name: str
@@ -105,7 +105,7 @@ def make_request(name: str, signing: bytes, hosts: Sequence[str] = (), key: byte
     return key_bytes(private), request.public_bytes(serialization.Encoding.PEM)
 
 
-def requested(request: bytes, what: object = "request") -> Identity:
+def requested(request: bytes, what: object = "request") -> CertificateOwner:
     """Who a request is of; serial 0. FederationError if it is not of our form, or nobody signed it."""
     return _requested(request, what)[0]
 
@@ -142,7 +142,7 @@ def sign_request(authority: Authority, request: bytes, *, server: bool = False, 
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def identity_of(pem: bytes, what: object = "certificate") -> Identity:
+def identity_of(pem: bytes, what: object = "certificate") -> CertificateOwner:
     """Who a certificate names. FederationError if it is not of our form. It does not check who signed it."""
     found = _certificate(pem, what)
     return _identity(found, found.serial_number, what)
@@ -214,7 +214,7 @@ def _usage(**given: bool) -> x509.KeyUsage:
     return x509.KeyUsage(**dict.fromkeys(USAGES, False) | given)
 
 
-def _requested(content: bytes, what: object) -> tuple[Identity, x509.CertificateSigningRequest]:
+def _requested(content: bytes, what: object) -> tuple[CertificateOwner, x509.CertificateSigningRequest]:
     try:
         request = x509.load_pem_x509_csr(content)
         valid = request.is_signature_valid
@@ -232,7 +232,7 @@ def _requested(content: bytes, what: object) -> tuple[Identity, x509.Certificate
     return identity, request
 
 
-def _identity(found: Any, serial: int, what: object) -> Identity:
+def _identity(found: Any, serial: int, what: object) -> CertificateOwner:
     """The name and key of a certificate or of a request."""
     where = plain(what)
     try:
@@ -241,13 +241,17 @@ def _identity(found: Any, serial: int, what: object) -> Identity:
         kinds = {type(one) for one in names.value}
     except (ValueError, TypeError, x509.ExtensionNotFound, x509.DuplicateExtension, UnsupportedAlgorithm):
         raise FederationError(f"{where}: names no Ed25519 key; it was not made by `noisegate federation`") from None
-    if len(subject) != 1 or subject[0].oid != NameOID.COMMON_NAME or not NAME.fullmatch(str(subject[0].value)):
-        raise FederationError(f"{where}: must have one common name of a to z, 0 to 9 and -, and nothing else")
+    if len(subject) != 1 or subject[0].oid != NameOID.COMMON_NAME:
+        raise FederationError(f"{where}: must have one common name and nothing else")
     if kinds - {x509.UniformResourceIdentifier, x509.DNSName, x509.IPAddress}:
         raise FederationError(f"{where}: names something else than a key, hosts and addresses")
-    if len(uris) != 1 or not re.fullmatch(KEY_URI + "[0-9a-f]{64}", uris[0]):
+    if len(uris) != 1 or not uris[0].startswith(KEY_URI):
         raise FederationError(f"{where}: must name exactly one Ed25519 key, as {KEY_URI} and 64 hexadecimal digits")
-    return Identity(str(subject[0].value), bytes.fromhex(uris[0].removeprefix(KEY_URI)), serial)
+    try:
+        name = checked_name(subject[0].value)
+        return CertificateOwner(name, public_key(uris[0].removeprefix(KEY_URI)), serial)
+    except SpecError as error:
+        raise FederationError(f"{where}: {error}") from None
 
 
 def _certificate(pem: bytes, what: object) -> x509.Certificate:
