@@ -2,7 +2,7 @@
 
 from noisegate.data.dataset import Dataset, hold_out
 from noisegate.data.files import fetch, locate, verify
-from noisegate.data.loading import load, own_path
+from noisegate.data.loading import load, own_path, read_examples
 from noisegate.data.partition import dirichlet, iid, non_iid
 from noisegate.data.source import DatasetSource, File
 from noisegate.data.sources import SOURCES
@@ -20,5 +20,6 @@ __all__ = [
     "locate",
     "non_iid",
     "own_path",
+    "read_examples",
     "verify",
 ]

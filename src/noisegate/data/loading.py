@@ -61,6 +61,18 @@ def _own(path: Path, rng: torch.Generator) -> Dataset:
     return Dataset(path.stem, x, y, x_test, y_test, _classes(path, torch.cat((y, y_test))))
 
 
+def read_examples(path: Path, names: tuple[str, str] = ("x", "y")) -> tuple[Tensor, Tensor]:
+    """The examples and labels of an .npz, all of them, whatever their classes; DataError if they are not sound."""
+    arrays = archive(path, names)
+    for key in names:
+        if key not in arrays:
+            raise DataError(f"{path}: has no array {key!r}; it needs {' and '.join(names)}")
+    x, y = _features(path, names[0], arrays[names[0]]), _labels(path, names[1], arrays[names[1]])
+    if len(x) != len(y) or not x.numel() or not bool(torch.isfinite(x).all()):
+        raise DataError(f"{path}: {names[0]} must be finite, with at least one example, and a label for each")
+    return x, y
+
+
 def _features(path: Path, key: str, array: NDArray[Any]) -> Tensor:
     if array.dtype.kind not in "buif":
         raise DataError(f"{path}: {key} has dtype {array.dtype}; it must be real numbers")
