@@ -49,6 +49,9 @@ class CertificateOwner:
     serial: int
 
 
+Identity = CertificateOwner
+
+
 @dataclass(frozen=True)
 class Authority:
     """Who signs certificates: its own one and its private key, as PEM. The key is in no repr."""
@@ -146,6 +149,13 @@ def identity_of(pem: bytes, what: object = "certificate") -> CertificateOwner:
     """Who a certificate names. FederationError if it is not of our form. It does not check who signed it."""
     found = _certificate(pem, what)
     return _identity(found, found.serial_number, what)
+
+
+def hosts_of(pem: bytes, what: object = "certificate") -> list[str]:
+    """The names and addresses in a server's certificate, in order."""
+    identity_of(pem, what)
+    names = _certificate(pem, what).extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(one.value) for one in names if isinstance(one, x509.DNSName | x509.IPAddress)]
 
 
 def expiry_of(pem: bytes, what: object = "certificate") -> datetime.datetime:
