@@ -6,6 +6,7 @@ import typer
 
 from noisegate.cli.audit import audit_command
 from noisegate.cli.data import app as data_app
+from noisegate.cli.ledger import app as ledger_app
 from noisegate.cli.listing import show_list
 from noisegate.cli.privacy import show_privacy
 from noisegate.cli.publish import publish_command
@@ -13,6 +14,7 @@ from noisegate.cli.redteam import redteam_command
 from noisegate.cli.report import report_command
 from noisegate.cli.reproduce import reproduce_command
 from noisegate.cli.run import run_command
+from noisegate.cli.serve import serve_command
 from noisegate.cli.sweep import sweep_command
 from noisegate.cli.watch import watch_command
 from noisegate.version import __version__
@@ -31,9 +33,11 @@ app.command("report")(report_command)
 app.command("watch")(watch_command)
 app.command("publish")(publish_command)
 app.command("audit")(audit_command)
+app.command("serve")(serve_command)
 app.command("list")(show_list)
 app.command("privacy")(show_privacy)
 app.add_typer(data_app, name="data")
+app.add_typer(ledger_app, name="ledger")
 
 
 def _version(asked: bool) -> None:
