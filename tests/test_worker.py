@@ -1,4 +1,4 @@
-"""What leaves a worker, and when: agreement, answers, charges, receipts. A scripted server signs what it is asked with."""
+"""What leaves a worker, and when: agreement, answers, charges, receipts. The server is scripted."""
 
 import dataclasses
 import os
@@ -79,7 +79,8 @@ def test_an_answer_is_signed_charged_and_on_the_public_grid(server, ledger):
     assert message.is_from(run.holder.key.public)
     assert ledger.charge_of(RUN, 3).model == message.digest.hex()
     steps = message.vector().astype(np.float64) / grid_of(run.mechanism.added_noise)
-    assert np.array_equal(steps, np.round(steps)) and len(set(steps)) > 10
+    assert np.array_equal(steps, np.round(steps))
+    assert len(set(steps)) > 10
 
 
 def test_the_upload_is_on_disk_and_charged_before_it_is_handed_out(server, ledger, monkeypatch):
@@ -108,7 +109,8 @@ def test_another_model_in_a_round_that_was_answered_is_declined(server, ledger):
     run.answer(server.model(5))
     for model in (server.model(5, value=1.0), server.model(4), server.model(0)):
         answer = read(run.answer(model))
-        assert answer.kind == Kind.DECLINE and answer.is_from(run.holder.key.public)
+        assert answer.kind == Kind.DECLINE
+        assert answer.is_from(run.holder.key.public)
     assert ledger.charged(RUN) == 1
 
 
@@ -140,7 +142,7 @@ def test_two_uploads_never_share_noise(server, ledger):
 )
 def test_what_is_no_model_of_this_run_is_not_believed(server, ledger, changes):
     run = joined(server, ledger)
-    with pytest.raises(FederationError, match="not believed|does not belong|numbers of its digest"):
+    with pytest.raises(FederationError, match=r"not believed|does not belong|numbers of its digest"):
         run.answer(server.model(0, **changes))
     assert ledger.charged(RUN) == 0
 
