@@ -6,6 +6,8 @@ import typer
 
 from noisegate.cli.audit import audit_command
 from noisegate.cli.data import app as data_app
+from noisegate.cli.federation import app as federation_app
+from noisegate.cli.join import join_command
 from noisegate.cli.ledger import app as ledger_app
 from noisegate.cli.listing import show_list
 from noisegate.cli.privacy import show_privacy
@@ -36,6 +38,8 @@ app.command("audit")(audit_command)
 app.command("serve")(serve_command)
 app.command("list")(show_list)
 app.command("privacy")(show_privacy)
+app.command("join")(join_command)
+app.add_typer(federation_app, name="federation")
 app.add_typer(data_app, name="data")
 app.add_typer(ledger_app, name="ledger")
 

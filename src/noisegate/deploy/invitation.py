@@ -1,0 +1,82 @@
+"""What comes back to a worker that asked to take part: its certificate, where the server is, what the run asks for."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from noisegate import checks
+from noisegate.catalog import typed
+from noisegate.checks import plain
+from noisegate.deploy.layout import to_toml
+from noisegate.errors import SpecError
+from noisegate.federation.keys import public_key
+from noisegate.settings import read_settings
+
+MARGIN = 1e-6
+"""By how much, as a share, a policy's smallest sigma lies below what the terms say."""
+
+KINDS: dict[str, Any] = {
+    **dict.fromkeys(("name", "server", "key", "title", "model", "certificate", "authority"), str),
+    **dict.fromkeys(("classes", "rounds", "batch", "declared", "parameters"), int),
+    **dict.fromkeys(("sigma", "epsilon", "delta"), float),
+}
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """What comes back for a request. key: the server's public key, in hexadecimal. The rest is what its run asks."""
+
+    name: str
+    server: str
+    key: str
+    title: str
+    model: str
+    classes: int
+    rounds: int
+    batch: int
+    declared: int
+    parameters: int
+    sigma: float
+    epsilon: float
+    delta: float
+    certificate: str
+    authority: str
+
+    @classmethod
+    def read(cls, path: Path) -> "Invitation":
+        """The invitation in a file. SpecError if it is none."""
+        found, where = read_settings(path), plain(path)
+        if wrong := set(KINDS).symmetric_difference(found):
+            said = plain(", ".join(sorted(wrong)))[: checks.MOST_SHOWN]
+            raise SpecError(f"{where}: is not an invitation ({said} missing or unknown); ask the operator for one")
+        made = cls(**{key: typed(f"{where}: {key}", value, KINDS[key]) for key, value in found.items()})
+        public_key(made.key, f"{where}: key")
+        return made
+
+    def policy(self) -> bytes:
+        """A policy that allows what this run asks for, and no more, as a file."""
+        asked = {
+            "epsilon": self.epsilon,
+            "delta": self.delta,
+            "server": [self.key],
+            "sigma": self.sigma * (1 - MARGIN),
+            "batch": self.batch,
+            "declared": self.declared,
+            "parameters": self.parameters,
+        }
+        comment = "What this worker allows, whatever a server asks: epsilon and delta hold for all runs together.\n"
+        return to_toml(asked, comment + "Made of what one run asks for; change it to what you allow.")
+
+    def to_toml(self) -> bytes:
+        """The invitation as a file."""
+        comment = (
+            f"For the worker {self.name}: noisegate federation accept DIR THIS-FILE\n"
+            f"Nothing here is secret. Compare the server's fingerprint by telephone: {fingerprint(self.key)}"
+        )
+        return to_toml({key: getattr(self, key) for key in KINDS}, comment)
+
+
+def fingerprint(key: str | bytes) -> str:
+    """A public key as people compare it: its 64 hexadecimal digits in groups of 8."""
+    digits = key if isinstance(key, str) else key.hex()
+    return " ".join(digits[i : i + 8] for i in range(0, len(digits), 8))

@@ -1,0 +1,82 @@
+"""A trial on one machine: what it runs, and which of its workers are hostile. Only the trial itself may know."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from noisegate.catalog import typed
+from noisegate.checks import plain
+from noisegate.deploy.layout import SERVER, SPEC, TRIAL, WORKERS, begun, to_toml
+from noisegate.errors import SpecError, StoreError
+from noisegate.federation.ledger_lines import FILE
+from noisegate.runs.spec import Spec, read_spec
+from noisegate.settings import read_settings
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial. hostile: the names of the workers that attack."""
+
+    folder: Path
+    spec: Spec
+    hostile: tuple[str, ...]
+
+    @classmethod
+    def read(cls, folder: Path) -> "Trial":
+        """The trial in a folder. StoreError if there is none."""
+        path = folder / TRIAL
+        if not path.is_file():
+            raise StoreError(f"{plain(folder)}: holds no trial; make one with `noisegate federation init`")
+        found = read_settings(path)
+        if set(found) != {"attack", "hostile"}:
+            raise SpecError(f"{plain(path)}: must have attack and hostile, and nothing else")
+        names = typed(f"{plain(path)}: hostile", found["hostile"], list)
+        known = {each.name for each in (folder / WORKERS).glob("*")}
+        if wrong := [name for name in names if not isinstance(name, str) or name not in known]:
+            raise SpecError(f"{plain(path)}: hostile: {plain(wrong)[:100]}: there is no such worker")
+        return cls(folder, read_spec(folder / SPEC), tuple(names))
+
+    @property
+    def server(self) -> Path:
+        """The folder of its server."""
+        return self.folder / SERVER
+
+    def worker(self, name: str) -> Path:
+        """The folder of one of its workers."""
+        return self.folder / WORKERS / name
+
+    @property
+    def begun(self) -> bool:
+        """Whether anybody has used anything of it: a ledger, or the server's state."""
+        state = self.server / "state"
+        return begun(self.server) or state.exists() or any(self.folder.glob(f"{WORKERS}/*/*/{FILE}"))
+
+    def to_toml(self) -> bytes:
+        """What trial.toml says."""
+        comment = "Which workers of this trial are hostile. No server knows it; nothing but the trial reads it."
+        return to_toml({"attack": _name(self.spec, "attack"), "hostile": list(self.hostile)}, comment)
+
+
+def check_trial(spec: Spec) -> None:
+    """SpecError if a spec cannot be run between real processes."""
+    attack = spec.build_attack()
+    if attack.knows == "omniscient" and spec.byzantine:
+        raise SpecError(
+            f"attack = {_name(spec, 'attack')!r}: is made of the honest workers' uploads, and in a federation nobody "
+            "sees these before sending their own; choose one whose knows is blind or data-only, such as "
+            "label-flip, or try it with `noisegate run`"
+        )
+    if spec.sampling != "poisson":
+        raise SpecError(f"sampling = {spec.sampling!r}: a federation samples by poisson alone")
+    if spec.sigma == 0:
+        raise SpecError("sigma = 0.0: no upload leaves a worker without noise; give epsilon instead")
+    if spec.absent:
+        raise SpecError(f"absent = {spec.absent:g}: real workers are absent by themselves; leave it out")
+    worker = spec.build_worker()
+    if worker.mechanism != "gaussian" or not worker.noisy or not worker.fresh:
+        raise SpecError(
+            f"worker = {_name(spec, 'worker')!r}: a federation needs fresh Gaussian noise; choose normalized or clipped"
+        )
+
+
+def _name(spec: Spec, part: str) -> str:
+    return str(spec.canonical()[part]["name"])
