@@ -11,7 +11,10 @@ docs/federation.md takes two people on two machines through it; docs/wire.md has
 """
 
 import importlib
+import os
 import typing
+
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC reads it when it is imported, and else tells of every goodbye
 
 if typing.TYPE_CHECKING:
     from noisegate.federation.client import Outcome

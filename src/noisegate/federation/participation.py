@@ -6,7 +6,7 @@ it is used, and every answer is in the outbox and charged before it is handed ou
 
 import hashlib
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -81,6 +81,7 @@ class Participation:
         if message.digest != NOBODY:  # the last upload that the server has: its receipt may have been lost
             self._take(message.digest)
         self._last = self._last_vector()
+        self._sent: _SentUpload | None = None
 
     def answer(self, message: Message) -> bytes:
         """What to send for a model: an upload that is charged, or that there is none. Ready to be sent, signed.
@@ -89,10 +90,10 @@ class Participation:
         """
         params = self.checked_model(message, Kind.MODEL)
         ledger, run, model = self.holder.ledger, self.terms.run, message.digest.hex()
-        pending = self.outbox.pending()
         if charge := ledger.charge_of(run, message.round):
             if charge.model != model:
                 return self._decline(message, "another model was answered in this round")
+            pending = self.outbox.pending()
             if pending is None or pending.round != message.round:
                 return self._decline(message, "this round was answered before")
             return pending.message
@@ -106,13 +107,17 @@ class Participation:
         content = answer.signed(self.holder.key)
         self.outbox.put(content, message.round, model)
         ledger.charge(run, message.round, model, hashlib.sha256(content).hexdigest())
+        self._sent = _SentUpload(message.round, digest_of(body), upload.detach())
         return content
 
     def acknowledge(self, message: Message) -> None:
         """Take a receipt: the upload of that round is what the server last received."""
         self._check(message, Kind.RECEIPT, self.holder.name)
         self.holder.ledger.check_receipt(self.terms.run, message.counter)
-        if self._take(message.digest):
+        if self._sent and self._sent.digest == message.digest:
+            self.outbox.acknowledge(self._sent.round)
+            self._last = self._sent.vector
+        elif self._take(message.digest):
             self._last = self._last_vector()
 
     def checked_model(self, message: Message, kind: Kind) -> Tensor:
@@ -156,6 +161,14 @@ class Participation:
     def _say(self, kind: Kind, message: Message, why: str) -> bytes:
         about = {"run": message.run, "round": message.round, "digest": message.digest}
         return say(kind, self.holder.name, self.holder.key, {"why": why}, **about)
+
+
+class _SentUpload(NamedTuple):
+    """The upload that was handed out last, so that its receipt needs no look at the disk."""
+
+    round: int
+    digest: bytes
+    vector: Tensor
 
 
 class _Honest:
