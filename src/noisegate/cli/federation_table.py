@@ -93,11 +93,14 @@ def _numbers(one: WorkerStatus) -> tuple[str, str]:
 
 def show_status(status: ServerStatus, console: Console) -> None:
     """Print how a server stands, and a table of its workers."""
-    running = "" if status.running or status.state == "done" else "; no server process is running"
     accuracy = "not taken yet" if status.accuracy is None else f"{status.accuracy:.3f}"
     state = STATES.get(status.state, status.state)
+    if not status.running and status.state != "done":
+        state = "stopped: no server process is running"
+    elif status.why:
+        state = f"{state}: {status.why}"
     rows = [
-        ("state", f"{state}{f': {status.why}' if status.why else ''}{running}"),
+        ("state", state),
         ("round", f"{status.round + 1} of {status.rounds}, {status.judged} judged"),
         ("accuracy", accuracy),
     ]

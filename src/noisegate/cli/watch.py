@@ -44,7 +44,9 @@ def watch_command(
 ) -> None:
     """Watch a run or a sweep from its folder until it is done. Ctrl-C leaves, and the job goes on."""
     console = Console()
-    screen = _SweepScreen(folder) if kind_of(folder) == "sweep" else _RunScreen(folder)
+    if (kind := kind_of(folder)) == "server":
+        raise StoreError(f"{folder}: is that of a server; look at it with `noisegate federation status`")
+    screen = _SweepScreen(folder) if kind == "sweep" else _RunScreen(folder)
     try:
         if once:
             console.print(screen.look(console))

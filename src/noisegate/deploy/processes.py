@@ -64,17 +64,20 @@ class Children:
             return ""
         return "\n".join(plain(line) for line in lines[-MOST_LINES:])
 
-    def wait(self, seconds: float) -> bool:
-        """Wait until all have ended, at most so long. Whether they have."""
+    def wait(self, seconds: float, names: Sequence[str] | None = None) -> bool:
+        """Wait until these, or all, have ended, at most so long. Whether they have."""
         until = time.monotonic() + seconds
-        while any(each.poll() is None for each in self.processes.values()):
+        while any(self.ended(name) is None for name in (self.processes if names is None else names)):
             if time.monotonic() > until:
                 return False
             time.sleep(0.05)
         return True
 
     def take_down(self) -> None:
-        """End everything: ask first, then do not."""
+        """End everything: ask first, then do not. The first that was started goes first: others may wait for it."""
+        first = list(self.processes)[:1]
+        self._signal(signal.SIGTERM, first)
+        self.wait(GRACE, first)
         self._signal(signal.SIGTERM)
         if not self.wait(GRACE):
             self._signal(signal.SIGKILL)
@@ -93,8 +96,8 @@ class Children:
                 with suppress(OSError):
                     os.close(number)
 
-    def _signal(self, number: int) -> None:
-        for each in self.processes.values():
-            if each.poll() is None:
+    def _signal(self, number: int, names: Sequence[str] | None = None) -> None:
+        for name in self.processes if names is None else names:
+            if self.ended(name) is None:
                 with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(each.pid, number)
+                    os.killpg(self.processes[name].pid, number)

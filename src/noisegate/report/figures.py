@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from noisegate.errors import SpecError
+from noisegate.errors import SpecError, StoreError
 from noisegate.report import put
 from noisegate.report.charts import GROUP_NAMES
 from noisegate.report.folders import RunRecord, kind_of, read_run
@@ -58,7 +58,9 @@ def write_figures(folder: Path, into: Path) -> list[Path]:
         from matplotlib import rc_context
     except ImportError:
         raise SpecError("--figures: needs matplotlib; install it with: pip install 'noisegate[figures]'") from None
-    drawings = _of_run(read_run(folder)) if kind_of(folder) == "run" else _of_sweep(read_sweep_folder(folder))
+    if (kind := kind_of(folder)) == "server":
+        raise StoreError(f"{folder}: a server has no figures; leave --figures out, the page has its charts")
+    drawings = _of_run(read_run(folder)) if kind == "run" else _of_sweep(read_sweep_folder(folder))
     written = []
     with rc_context(SETTINGS):
         for name, draw in drawings.items():

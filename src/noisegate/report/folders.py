@@ -54,8 +54,10 @@ class RunRecord:
         return f"{aggregator} against {attack} on {self.settings.get('dataset', '?')}"
 
 
-def kind_of(path: Path) -> Literal["run", "sweep"]:
-    """Whether a folder is that of a run or of a sweep. StoreError if it is neither."""
+def kind_of(path: Path) -> Literal["run", "sweep", "server"]:
+    """Whether a folder is that of a run, of a sweep or of a federation's server. StoreError if it is none of them."""
+    if (path / "federation.toml").exists() or (path / "trial.toml").exists():
+        return "server"
     if (path / "spec.toml").exists():
         return "run"
     if (path / "sweep.toml").exists() or (path / "runs").is_dir():
@@ -66,8 +68,8 @@ def kind_of(path: Path) -> Literal["run", "sweep"]:
     if left:
         raise StoreError(f"{path}: has {', '.join(left)}, but its spec.toml is missing, so its settings are not known")
     raise StoreError(
-        f"{path}: holds neither a run (spec.toml) nor a sweep (runs/); give a folder that `noisegate run` or "
-        "`noisegate sweep` left"
+        f"{path}: holds neither a run (spec.toml) nor a sweep (runs/) nor a server (federation.toml); give a folder "
+        "that `noisegate run`, `noisegate sweep` or `noisegate serve` left"
     )
 
 
