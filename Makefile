@@ -4,6 +4,7 @@
 # make docs   whether the tables in the docs are those of the committed benchmark results
 # make quick  the paper's experiments in miniature, on digits
 # make lowest    the command line with the lowest versions that are allowed, in an environment of its own
+# make flower    noisegate on a real Flower, in an environment of its own: some ten minutes
 # make versions  the command line with the newest ones, on every Python from 3.11 to 3.13 that is here
 PYTHON ?= python3
 VENV   ?= .venv
@@ -22,7 +23,10 @@ SECOND := $(filter-out $(FIRST) $(KERNELS),$(wildcard tests/test_*.py))
 LOWEST       ?= .venv-lowest
 LOWEST_TORCH ?= 2.6.0
 
-.PHONY: demo test lint types unit unit-first unit-second kernels docs quick lowest versions bench wheel clean
+# Flower asks for older versions of some packages than constraints.txt has.
+FLOWER ?= .venv-flower
+
+.PHONY: demo test lint types unit unit-first unit-second kernels docs quick flower lowest versions bench wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/noisegate run
@@ -63,6 +67,10 @@ lowest:
 	$(LOWEST)/bin/python -m pip install --quiet -c constraints-lowest.txt torch==$(LOWEST_TORCH) -e .
 	.ci/smoke $(LOWEST)/bin/python
 
+flower: $(FLOWER)/installed
+	FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest tests/test_flower.py
+	$(FLOWER)/bin/python benchmarks/flower_processes.py
+
 versions:
 	.ci/versions
 
@@ -79,6 +87,12 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/developed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	touch $@
+
+$(FLOWER)/installed: pyproject.toml constraints.txt constraints-flower.txt
+	$(PYTHON) -m venv $(FLOWER)
+	grep -vE '^(typer|rich|ray)==' constraints.txt | cat - constraints-flower.txt > $(FLOWER)/constraints.txt
+	$(FLOWER)/bin/python -m pip install --quiet -c $(FLOWER)/constraints.txt -e '.[flower]' pytest
 	touch $@
 
 $(VENV)/benched: $(VENV)/installed
