@@ -22,7 +22,7 @@ from noisegate.deploy.init import make_server, make_trial, new_run
 from noisegate.deploy.invitation import Invitation, fingerprint
 from noisegate.deploy.processes import Children
 from noisegate.deploy.status import RecordTail, read_record, read_status, runs
-from noisegate.deploy.trial import Trial
+from noisegate.deploy.trial import LocalTrial
 from noisegate.deploy.up import free_port, use_port
 from noisegate.errors import FederationError, NoisegateError, SpecError, StoreError
 from noisegate.federation.certificates import identity_of, read_certificate
@@ -79,7 +79,7 @@ def test_a_trial_deals_what_the_simulator_deals(made):
     assert (settings.sigma, settings.batch, settings.declared) == (mechanism.sigma, mechanism.batch, mechanism.declared)
     assert (settings.rate, settings.believed_honest) == (run.server.rate, run.server.believed_honest)
     assert (settings.rounds, settings.evaluate_every, settings.seed) == (12, 4, 5)
-    assert Trial.read(made.folder) == made
+    assert LocalTrial.read(made.folder) == made
 
 
 def test_everything_in_a_trial_belongs_together(made):
@@ -149,11 +149,11 @@ def test_a_trial_overwrites_nothing(made, tmp_path):
 
 def test_a_damaged_trial_is_told_in_a_sentence(made, tmp_path):
     with pytest.raises(StoreError, match="no trial"):
-        Trial.read(tmp_path)
+        LocalTrial.read(tmp_path)
     for content, why in (("x = 1", "attack and hostile"), ('attack = "a"\nhostile = ["w99"]', "no such worker")):
         (tmp_path / "trial.toml").write_text(content)
         with pytest.raises(SpecError, match=why):
-            Trial.read(tmp_path)
+            LocalTrial.read(tmp_path)
 
 
 def test_another_port_changes_one_line_in_each_file(tmp_path):

@@ -20,7 +20,7 @@ from noisegate.cli.terminal import Console
 from noisegate.deploy import layout
 from noisegate.deploy.init import make_server, make_trial
 from noisegate.deploy.status import read_status
-from noisegate.deploy.trial import Trial
+from noisegate.deploy.trial import LocalTrial
 from noisegate.deploy.up import free_port, run_trial, use_port
 from noisegate.errors import SpecError, StoreError
 from noisegate.federation.settings import ServerSettings
@@ -127,10 +127,10 @@ def up_command(flags: TrialFlags) -> None:
         show_outcome(found, Console())
 
 
-def _trial(flags: TrialFlags, console: Console) -> Trial:
+def _trial(flags: TrialFlags, console: Console) -> LocalTrial:
     """The trial of a folder, made if there is none, or made anew if nothing was begun and other settings are asked."""
     spec, port = flags.asked(), flags.port
-    trial = Trial.read(flags.folder) if (flags.folder / layout.TRIAL).is_file() else None
+    trial = LocalTrial.read(flags.folder) if (flags.folder / layout.TRIAL).is_file() else None
     if trial and trial.spec.canonical() != spec.canonical():
         if trial.begun:
             old, new = trial.spec.canonical(), spec.canonical()

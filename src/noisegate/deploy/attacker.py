@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from noisegate.checks import plain
-from noisegate.deploy.trial import Trial, check_trial
+from noisegate.deploy.trial import LocalTrial, check_trial
 from noisegate.entropy import Secret
 from noisegate.errors import NoisegateError, SpecError
 from noisegate.federation.participation import Holder, Maker
@@ -89,7 +89,7 @@ def _no_verdict(uploads: Tensor) -> Verdict:
     raise SpecError("attack: asks for the server's verdict, which nobody is told in a federation")
 
 
-def hostile_worker(trial: Trial, name: str) -> tuple[Worker, WorkerFolder]:
+def hostile_worker(trial: LocalTrial, name: str) -> tuple[Worker, WorkerFolder]:
     """The worker of that name, whose uploads are made by the trial's attack, and its folder."""
     check_trial(trial.spec)
     if name not in trial.hostile:
@@ -105,7 +105,7 @@ def main(folder: Path, name: str) -> int:
     """Play the worker until the run is over. The exit status is 2 if it cannot."""
     torch.set_num_threads(1)
     try:
-        worker, place = hostile_worker(Trial.read(folder), name)
+        worker, place = hostile_worker(LocalTrial.read(folder), name)
         outcome = asyncio.run(worker.take_part(place, tell))
     except NoisegateError as error:
         print(f"noisegate: {plain(error)}", file=sys.stderr)

@@ -77,7 +77,7 @@ def requested_key(path: Path) -> bytes:
 
 
 @dataclass(frozen=True)
-class Enrollment:
+class WorkerRequest:
     """A request that an operator looks at. known: the worker's key in the roster, if it stands there."""
 
     name: str
@@ -86,15 +86,15 @@ class Enrollment:
     known: bytes | None
 
 
-def look_at(server: Path, path: Path) -> Enrollment:
+def look_at(server: Path, path: Path) -> WorkerRequest:
     """Read a worker's request, and what the roster says of its name."""
     content = _content(path)
     owner = requested(content, path)
-    return Enrollment(owner.name, owner.key, content, read_roster(server).keys.get(owner.name))
+    return WorkerRequest(owner.name, owner.key, content, read_roster(server).keys.get(owner.name))
 
 
 def sign(
-    server: Path, found: Enrollment, authority: Path, days: int = DAYS, replace: bool = False, address: str = ""
+    server: Path, found: WorkerRequest, authority: Path, days: int = DAYS, replace: bool = False, address: str = ""
 ) -> Invitation:
     """Sign a request, write the worker into the roster, and give the invitation.
 
@@ -164,7 +164,7 @@ def accept(folder: Path, invitation: Invitation) -> list[str]:
     return told
 
 
-def _invitation(server: Path, found: Enrollment, certificate: bytes, address: str) -> Invitation:
+def _invitation(server: Path, found: WorkerRequest, certificate: bytes, address: str) -> Invitation:
     settings, path = ServerSettings.read(server / SETTINGS), server / SERVER_CERTIFICATE
     own = read_certificate(path)
     if not address:

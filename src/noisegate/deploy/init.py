@@ -23,7 +23,7 @@ from noisegate.compute import Compute
 from noisegate.deploy import layout
 from noisegate.deploy.enroll import accept, look_at, request, sign
 from noisegate.deploy.members import renew_server, write_roster
-from noisegate.deploy.trial import Trial, check_trial
+from noisegate.deploy.trial import LocalTrial, check_trial
 from noisegate.errors import SpecError, StoreError
 from noisegate.federation.certificates import make_authority
 from noisegate.federation.keys import SigningKey, write_private
@@ -56,7 +56,7 @@ class ServerPlan:
     hosts: tuple[str, ...]
 
 
-def make_trial(spec: Spec, folder: Path, port: int) -> Trial:
+def make_trial(spec: Spec, folder: Path, port: int) -> LocalTrial:
     """Make a local trial in a folder that does not exist yet, or is empty, or holds a trial that was never started."""
     check_trial(spec)
     if not _free(folder):
@@ -66,7 +66,7 @@ def make_trial(spec: Spec, folder: Path, port: int) -> Trial:
     try:
         layout.make_folder(part, private=True)
         hostile = _fill(part, spec, setup, port)
-        trial = Trial(part, spec, tuple(hostile))
+        trial = LocalTrial(part, spec, tuple(hostile))
         write_whole(part / layout.SPEC, spec.to_toml().encode())
         write_whole(part / layout.TRIAL, trial.to_toml())
         if folder.exists():
@@ -121,7 +121,7 @@ def _free(folder: Path) -> bool:
             return True
     except OSError as error:
         raise StoreError(f"{plain(folder)}: cannot be used ({error.strerror}); choose another folder") from None
-    return (folder / layout.TRIAL).is_file() and not Trial.read(folder).begun
+    return (folder / layout.TRIAL).is_file() and not LocalTrial.read(folder).begun
 
 
 def _fill(part: Path, spec: Spec, setup: Setup, port: int) -> list[str]:

@@ -13,7 +13,7 @@ from noisegate.settings import read_settings
 
 
 @dataclass(frozen=True)
-class Trial:
+class LocalTrial:
     """A trial. hostile: the names of the workers that attack."""
 
     folder: Path
@@ -21,7 +21,7 @@ class Trial:
     hostile: tuple[str, ...]
 
     @classmethod
-    def read(cls, folder: Path) -> "Trial":
+    def read(cls, folder: Path) -> "LocalTrial":
         """The trial in a folder. StoreError if there is none."""
         path = folder / TRIAL
         if not path.is_file():

@@ -15,7 +15,7 @@ from noisegate.deploy.child import ATTACKER
 from noisegate.deploy.members import read_roster
 from noisegate.deploy.processes import Children
 from noisegate.deploy.status import RecordTail, ServerStatus, read_result, read_status
-from noisegate.deploy.trial import Trial
+from noisegate.deploy.trial import LocalTrial
 from noisegate.errors import FederationError, NoisegateError
 from noisegate.federation.ledger import spendings
 from noisegate.federation.ledger_folder import read_ledger
@@ -52,7 +52,7 @@ class Snapshot:
 class Budgets:
     """What each worker has spent, read from the ledgers and priced in a thread of its own."""
 
-    trial: Trial
+    trial: LocalTrial
     names: list[str]
     spent: dict[str, float] = field(default_factory=dict)
     _prices: dict[Any, float] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Budgets:
             self.look()
 
 
-def run_trial(trial: Trial, tell: Callable[[Snapshot], None]) -> dict[str, Any]:
+def run_trial(trial: LocalTrial, tell: Callable[[Snapshot], None]) -> dict[str, Any]:
     """Run a trial to its end, and give what came of it. All processes are gone when this returns or raises.
 
     tell: called with how it stands, a few times a second. FederationError if the server or too many workers fail.
@@ -110,7 +110,7 @@ def run_trial(trial: Trial, tell: Callable[[Snapshot], None]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Watched:
-    trial: Trial
+    trial: LocalTrial
     settings: ServerSettings
     names: list[str]
     children: Children
@@ -118,7 +118,7 @@ class _Watched:
     began: float
 
 
-def _start(trial: Trial, names: list[str], children: Children) -> None:
+def _start(trial: LocalTrial, names: list[str], children: Children) -> None:
     children.start(layout.SERVER, ["serve", str(trial.server.resolve())])
     for name in names:
         if name in trial.hostile:
@@ -187,14 +187,14 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def use_port(trial: Trial, port: int) -> None:
+def use_port(trial: LocalTrial, port: int) -> None:
     """Let the trial's server listen on another port, and its workers dial it."""
     layout.change_setting(trial.server / layout.SETTINGS, "listen", f"127.0.0.1:{port}")
     for name in read_roster(trial.server).keys:
         layout.change_setting(trial.worker(name) / "worker.toml", "server", f"127.0.0.1:{port}")
 
 
-def _outcome(trial: Trial, spent: dict[str, float], seconds: float) -> dict[str, Any]:
+def _outcome(trial: LocalTrial, spent: dict[str, float], seconds: float) -> dict[str, Any]:
     """What came of a trial: the server's result, who was hostile, and what it cost each worker."""
     result = read_result(trial.server) or {}
     workers = {
