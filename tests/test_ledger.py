@@ -264,6 +264,23 @@ def test_a_run_without_a_price_is_refused_though_its_sum_fits(change):
         read_book(b"".join(lines), Path("ledger"))
 
 
+@pytest.mark.parametrize("round", [0, 1])
+def test_a_round_that_is_charged_again_or_too_late_is_refused_though_its_sum_fits(whole, round):
+    book = read_book(whole, Path("ledger"))
+    line = book.line("charge", "", run=RUN, round=round, model=model_of(round), upload="0" * 64)
+    with pytest.raises(StoreError, match=f"line 7 is damaged .it charges round {round} after round 2"):
+        read_book(whole + line, Path("ledger"))
+
+
+def test_a_line_has_one_form(whole):
+    """Else a line could say one thing twice, and mean the first to some and the second to others."""
+    for before, after in ((b'"n":5', b'"n": 5'), (b'"n":5', b'"n":7,"n":5'), (b'"round":2', b'"\\u0072ound":2')):
+        changed = whole.replace(before, after)
+        assert changed != whole
+        with pytest.raises(StoreError, match=r"line 6 is damaged .its checksum does not fit"):
+            read_book(changed, Path("ledger"))
+
+
 def test_a_ledger_of_a_later_version_is_not_read():
     with pytest.raises(StoreError, match="of version 2, and this noisegate reads 1"):
         read_book(Book().line("ledger", "", version=2, id="0"), Path("ledger"))
@@ -890,7 +907,7 @@ def test_show_says_what_each_run_cost_and_what_is_left(tmp_path, cli):
         for round in (0, 2):
             send(ledger, round, OTHER)
         total = ledger.spent(1e-6)
-    (worker / "worker.toml").write_text('ledger = "here"\n')
+    (worker / "worker.toml").write_text('name = "w1"\nserver = "localhost:7443"\nledger = "here"\n')
     (worker / "policy.toml").write_text(
         f'epsilon = 3.0\ndelta = 1e-6\nserver = ["{SigningKey.generate().public.hex()}"]\n'
     )
@@ -919,10 +936,10 @@ def test_show_takes_the_folder_of_a_ledger_and_prices_at_1e_5(folder, cli):
     assert found["left"] is None
     assert found["epsilon"] == price([Spending(TERMS.cost(3), 1000, 50)], 1e-5)
     assert cli("ledger", "show", folder.parent, "--json").json == found  # a folder that holds one
-    (folder.parent / "worker.toml").write_text("ledger = 3\n")
+    (folder.parent / "worker.toml").write_text("ledger = 3\n")  # as the worker itself would refuse it
     answer = cli("ledger", "show", folder.parent)
     assert answer.status == 2
-    assert "must be a folder's name" in answer.err
+    assert "worker.toml: " in answer.err
 
 
 def test_show_obeys_nothing_that_a_server_wrote(tmp_path, cli):

@@ -11,20 +11,20 @@ from rich.table import Table
 from noisegate import checks
 from noisegate.cli.flags import AsJson
 from noisegate.cli.terminal import Console
-from noisegate.errors import SpecError, StoreError
+from noisegate.errors import StoreError
 from noisegate.federation.ledger import repair, spendings
 from noisegate.federation.ledger_folder import read_ledger
 from noisegate.federation.ledger_lines import FILE, Book
 from noisegate.federation.outbox import Mark, marks_in
 from noisegate.federation.policy import Policy
 from noisegate.federation.spending import Spending, price, price_of_choices
+from noisegate.federation.worker_folder import POLICY, SETTINGS, WorkerFolder
 from noisegate.privacy.pricing import LARGEST_DELTA
-from noisegate.settings import read_settings
 
 app = typer.Typer(no_args_is_help=True, help="Show, verify or repair the ledger of a data set.")
 Place = Annotated[Path, typer.Argument(metavar="PATH", help="A worker's folder, or the folder of a ledger.")]
-SETTINGS, POLICY, SHORT = "worker.toml", "policy.toml", 12
-"""Files of a worker's folder; how many digits of a run's id and of a key are shown."""
+SHORT = 12
+"""How many digits of a run's id, a key or a fingerprint are shown."""
 
 
 @app.command("show")
@@ -73,14 +73,11 @@ def repair_ledger(path: Place) -> None:
 
 
 def ledger_folder(path: Path) -> Path:
-    """The folder of the ledger: this one, or the one that a worker's folder names. StoreError if it is neither."""
+    """The folder of the ledger: this one, or the one that a worker's folder names."""
     if (path / FILE).exists():
         return path
     if (path / SETTINGS).exists():
-        name = read_settings(path / SETTINGS).get("ledger", "ledger")
-        if not isinstance(name, str):
-            raise SpecError(f"{checks.plain(path / SETTINGS)}: ledger = {checks.shown(name)}: must be a folder's name")
-        return path / name
+        return WorkerFolder.read(path).ledger
     return path / "ledger" if (path / "ledger").is_dir() else path
 
 
