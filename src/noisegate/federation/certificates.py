@@ -49,9 +49,6 @@ class CertificateOwner:
     serial: int
 
 
-Identity = CertificateOwner
-
-
 @dataclass(frozen=True)
 class Authority:
     """Who signs certificates: its own one and its private key, as PEM. The key is in no repr."""
