@@ -95,6 +95,11 @@ class House(Trial):
             worker = Worker(place.module(data[0]), data, place.policy())
             return await worker.take_part(place, executor=executor)
 
+    def records(self) -> list[dict[str, Any]]:
+        """The lines of rounds.jsonl, without one that is being written or was torn; none if there is no such file."""
+        path = self.state / "rounds.jsonl"
+        return [json.loads(line) for line in path.read_text().split("\n")[:-1]] if path.exists() else []
+
     def charged(self, name: str) -> set[int]:
         """The rounds that a worker's ledger charges in this run."""
         book, _ = read_ledger(self.ledger(name), messages=True)
@@ -218,8 +223,13 @@ class Child:
         return self.code
 
     async def ended(self, seconds: float = LONG) -> int:
-        """Wait for its end, and give the exit status."""
-        await until(lambda: self.poll() is not None, f"the end of process {self.pid}: {self.said()}", seconds)
+        """Wait for its end, and give the exit status. One that does not end says first where it is."""
+        try:
+            await until(lambda: self.poll() is not None, f"the end of process {self.pid}", seconds)
+        except AssertionError:
+            self.kill(signal.SIGUSR1)
+            await asyncio.sleep(1.0)
+            raise AssertionError(f"process {self.pid} does not end: {self.said()}") from None
         assert self.code is not None
         return self.code
 
@@ -350,10 +360,11 @@ def run_child(order: dict[str, Any]) -> None:
         nothing = os.open(os.devnull, os.O_RDONLY)
         for number, stands_for in ((nothing, 0), (told, 1), (told, 2)):
             os.dup2(number, stands_for)
-        faults = order["faults"]
-        set_faults(**faults)
+        signal.signal(signal.SIGUSR1, say_where)
+        set_faults(**order["faults"])
         code = be(order["what"], Path(order["folder"]))
     except NoisegateError as error:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         print(f"error: {error}", flush=True)
         code = 2
     except BaseException:
@@ -365,6 +376,13 @@ def run_child(order: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def say_where(number: int, frame: Any) -> None:
+    """Print where each task of the event loop is."""
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
 
 
 def be(what: str, folder: Path) -> int:
@@ -399,7 +417,7 @@ def set_faults(
     if handshake is not None:
         hasten_handshakes(handshake)
     if limit is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
 
 def found_in(target: str) -> tuple[Any, str]:
