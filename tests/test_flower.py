@@ -23,8 +23,8 @@ from noisegate import stream
 from noisegate.data import hold_out, load
 from noisegate.errors import FederationError
 from noisegate.federation import wire
-from noisegate.federation.certificates import identity_of, make_request
-from noisegate.federation.keys import SigningKey
+from noisegate.federation.certificates import Authority, identity_of, make_request, sign_request
+from noisegate.federation.keys import SigningKey, write_private
 from noisegate.federation.ledger import Ledger
 from noisegate.federation.policy import Policy
 from noisegate.federation.roster import Roster
@@ -346,6 +346,36 @@ def test_a_node_keeps_its_key_and_another_key_is_refused_later(federation):
         proof = signing.sign(proof_text(request, enrollment.signing.public))
         with pytest.raises(FederationError, match=message):
             enrollment.admit(NODES[0], request, proof)
+
+
+def test_with_a_roster_workers_keep_their_names_when_flower_gives_their_nodes_other_ids(federation):
+    """As Flower's simulation does in every run."""
+    NoisegateStrategy(federation.server(), 4).run(federation.grid())
+    federation.settings = replace(federation.settings, run="cd" * 32)
+    (federation.path / "server" / "state").rename(federation.path / "old")
+    NoisegateStrategy(federation.server(), 4).run(federation.grid(nodes=[7, 8, 9, 10]))
+    assert [set(line["workers"]) for line in federation.lines()] == 2 * [{node_name(node) for node in NODES}]
+
+
+def test_certificates_may_be_signed_elsewhere(federation):
+    """Where the server has no authority's key, it signs nothing: workers bring their own certificates and names."""
+    authority, keys = Authority.read(federation.path / "server"), {}
+    for i in range(len(NODES)):
+        folder, signing = federation.path / f"w{i}", SigningKey.generate()
+        key, request = make_request(f"hospital-{i}", signing.public)
+        signing.write(folder / "signing.key")
+        write_private(folder / "worker.key", key)
+        (folder / "worker.pem").write_bytes(sign_request(authority, request))
+        (folder / "ca.pem").write_bytes(authority.certificate)
+        (folder / "worker.toml").write_text(f'name = "hospital-{i}"\nserver = "127.0.0.1:1"\nledger = "ledger"\n')
+        keys[f"hospital-{i}"] = signing.public
+    (federation.path / "server" / "ca.key").unlink()
+    (federation.path / "server" / "roster.toml").write_text(Roster(keys).to_toml())
+    before = (federation.path / "w0" / "worker.pem").read_bytes()
+    NoisegateStrategy(federation.server(), 4).run(federation.grid())
+    assert [set(line["workers"]) for line in federation.lines()] == 2 * [set(keys)]
+    assert federation.charged() == [2, 2, 2, 2]
+    assert (federation.path / "w0" / "worker.pem").read_bytes() == before
 
 
 def test_a_request_must_be_signed_by_the_key_that_it_names(federation):

@@ -81,7 +81,9 @@ class Launcher:
     def _ask(self, node: int, state: NodeState) -> None:
         key = self.enrollment.signing
         if not state.name:
-            letter = write_letter(key, ENROLL, name=node_name(node), server=key.public.hex())
+            letter = write_letter(
+                key, ENROLL, name=node_name(node), server=key.public.hex(), fixed=self.enrollment.fixed
+            )
             kind = ENROLL
         elif self.about is not None:
             papers = {"authority": self.enrollment.certificate.decode(), "certificate": state.certificate.decode()}

@@ -45,8 +45,11 @@ class Desk:
         asked = read_letter(letter, "enroll", self.policy.server)
         if asked is None:
             raise FederationError("asked to enroll by no server that this worker's policy names; not believed")
-        name = self.place(checked_name(asked.get("name")), "").name
-        signing = self._signing_key()
+        signing, given = self._signing_key(), checked_name(asked.get("name"))
+        if asked.get("fixed") is True and (self.folder / CERTIFICATE).exists():  # then names are older than node ids
+            known_as = identity_of((self.folder / CERTIFICATE).read_bytes())
+            given = known_as.name if known_as.key == signing.public else given
+        name = self.place(given, "").name
         known = read_private(self.folder / TLS_KEY) if (self.folder / TLS_KEY).exists() else None
         key, request = make_request(name, signing.public, key=known)
         if known is None:

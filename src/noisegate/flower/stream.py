@@ -56,14 +56,22 @@ async def _serve(server: Server, launcher: Launcher, address: str, silence: floa
         if server.port and launcher.about is None:
             launcher.about = {"address": address or f"{host}:{server.port}", "silence": silence}
             tell(f"the stream is at {launcher.about['address']}")
-        await asyncio.to_thread(launcher.look)
+        await asyncio.to_thread(_look, launcher)
         await asyncio.wait({running}, timeout=LOOK if server.port else 0.1)
     result = await running
     until = time.monotonic() + FAREWELL
     while launcher.running and time.monotonic() < until:
-        await asyncio.to_thread(launcher.look)
+        await asyncio.to_thread(_look, launcher)
         await asyncio.sleep(LOOK)
     return result
+
+
+def _look(launcher: Launcher) -> None:
+    """Look after the nodes. Rounds need no SuperLink, so they go on where it cannot be reached."""
+    try:
+        launcher.look()
+    except Exception as error:  # noqa: BLE001  # of whatever library Flower speaks to its SuperLink with
+        tell(f"Flower cannot be reached: {checks.told(error)[:200]}")
 
 
 def tell(text: str) -> None:
