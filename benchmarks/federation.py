@@ -98,7 +98,7 @@ def make(folder: Path, given: argparse.Namespace) -> list[str]:
         (place / "worker.pem").write_bytes(sign_request(authority, request))
         (place / "ca.pem").write_bytes(authority.certificate)
         own.write(place / "signing.key")
-        policy = f'epsilon = 1000.0\ndelta = 1e-5\nserver = ["{key.public.hex()}"]\n'
+        policy = f'epsilon = 1000.0\ndelta = 1e-5\ndeclared = 1000\nserver = ["{key.public.hex()}"]\n'
         (place / "policy.toml").write_text(policy)
         keys[name] = own.public
     (server / "roster.toml").write_text(Roster(keys).to_toml())

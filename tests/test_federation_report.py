@@ -1,13 +1,15 @@
 """`noisegate report` on a server folder: what the page says, and what it must not say."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import plotly.offline
 import pytest
 
-from noisegate import Spec, StoreError
+from noisegate import Spec, SpecError, StoreError
 from noisegate.deploy.init import make_trial
+from noisegate.federation import Server
 from noisegate.report import report
 from noisegate.report.federation_charts import MOST_COLUMNS, binned
 from noisegate.report.federation_page import counts_of, federation_page, read_server, weights_of
@@ -125,3 +127,17 @@ def test_a_server_has_no_figures_and_is_not_watched(trial, cli, tmp_path):
     assert (answer.status, "no figures" in answer.err) == (2, True), answer.err
     answer = cli("watch", trial.server, "--once")
     assert (answer.status, "federation status" in answer.err) == (2, True), answer.err
+
+
+def test_no_code_is_loaded_that_a_folder_names(trial, tmp_path, monkeypatch):
+    (tmp_path / "evil_report_plugin.py").write_text("raise SystemExit('evil code ran')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    copy = tmp_path / "fed"
+    shutil.copytree(trial.folder, copy)
+    settings = copy / "server" / "federation.toml"
+    lines = [each for each in settings.read_text().splitlines() if not each.startswith("aggregator")]
+    settings.write_text("\n".join([*lines, 'aggregator = "evil_report_plugin:Thing"', ""]))
+    (copy / "spec.toml").write_text('attack = "evil_report_plugin:Thing"\n')
+    assert "evil_report_plugin" in report(copy)
+    with pytest.raises(SpecError, match="evil code ran"):  # the server itself does load it
+        Server.of(copy / "server")

@@ -274,7 +274,7 @@ def test_a_failed_append_sends_nothing(server, ledger, monkeypatch):
 
 def test_data_are_checked(server):
     x, y = examples()
-    policy = Policy(1.0, 1e-5, (server.key.public.hex(),))
+    policy = Policy(1.0, 1e-5, (server.key.public.hex(),), declared=20)
     for wrong in ((x.double(), y), (x[:0], y[:0]), (x, y[:3]), (x * torch.nan, y)):
         with pytest.raises(DataError, match="data"):
             Worker(nn.Linear(FEATURES, 2), wrong, policy)
@@ -282,6 +282,12 @@ def test_data_are_checked(server):
 
 def test_a_fingerprint_tells_data_apart(server):
     x, y = examples()
-    policy = Policy(1.0, 1e-5, (server.key.public.hex(),))
+    policy = Policy(1.0, 1e-5, (server.key.public.hex(),), declared=20)
     one, same, other = (Worker(nn.Linear(FEATURES, 2), (a, y), policy).fingerprint() for a in (x, x.clone(), x + 1))
     assert one == same != other
+
+
+def test_a_worker_that_holds_far_more_than_its_policy_declares_does_not_start(server):
+    policy = Policy(1.0, 1e-5, (server.key.public.hex(),), declared=10)
+    with pytest.raises(PolicyError, match="declared = 10"):
+        Worker(nn.Linear(FEATURES, 2), examples(), policy)

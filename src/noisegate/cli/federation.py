@@ -118,7 +118,8 @@ def up_command(flags: TrialFlags) -> None:
             with view.shown():
                 found = run_trial(trial, view.tell)
         except KeyboardInterrupt:
-            told = f"interrupted: state saved in {flags.folder}; the same command goes on"
+            saved = f"state saved in {flags.folder}" if (flags.folder / layout.TRIAL).is_file() else "nothing was begun"
+            told = f"interrupted: {saved}; the same command goes on"
             Console(stderr=True).print(told, soft_wrap=True, highlight=False)
             raise typer.Exit(130) from None
     if flags.as_json:

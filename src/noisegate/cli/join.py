@@ -16,7 +16,7 @@ from noisegate.checks import plain
 from noisegate.cli.flags import AsJson, Threads
 from noisegate.errors import FederationError, NoisegateError, SpecError
 from noisegate.federation.certificates import days_left, read_certificate
-from noisegate.federation.client import Outcome
+from noisegate.federation.client import WorkerOutcome
 from noisegate.federation.worker import Worker
 from noisegate.federation.worker_folder import CERTIFICATE, WorkerFolder
 from noisegate.files import write_whole
@@ -54,7 +54,7 @@ def join_command(
         raise typer.Exit(130) from None
     told: dict[str, Any] = {}
     for worker, place, outcome in zip(workers, places, found, strict=True):
-        if isinstance(outcome, Outcome):
+        if isinstance(outcome, WorkerOutcome):
             told[place.name] = _told(worker, place, outcome)
         elif not isinstance(outcome, NoisegateError):
             raise outcome
@@ -84,10 +84,10 @@ def _worker(place: WorkerFolder) -> Worker:
 
 async def _together(
     workers: list[Worker], places: list[WorkerFolder], threads: int | None, quiet: bool
-) -> list[Outcome | BaseException]:
+) -> list[WorkerOutcome | BaseException]:
     """How taking part ended for each. A worker that cannot go on leaves the others alone."""
 
-    async def one(worker: Worker, place: WorkerFolder) -> Outcome:
+    async def one(worker: Worker, place: WorkerFolder) -> WorkerOutcome:
         def tell(event: str, /, **about: Any) -> None:
             said = ", ".join(f"{key} {value}" for key, value in about.items())
             if not quiet:
@@ -104,7 +104,7 @@ async def _together(
         return await asyncio.gather(*each, return_exceptions=True)
 
 
-def _told(worker: Worker, place: WorkerFolder, outcome: Outcome) -> dict[str, Any]:
+def _told(worker: Worker, place: WorkerFolder, outcome: WorkerOutcome) -> dict[str, Any]:
     """What came of it for one worker. The last model is written to its folder."""
     if outcome.params is not None:
         from safetensors.torch import save

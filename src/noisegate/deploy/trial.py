@@ -23,17 +23,8 @@ class LocalTrial:
     @classmethod
     def read(cls, folder: Path) -> "LocalTrial":
         """The trial in a folder. StoreError if there is none."""
-        path = folder / TRIAL
-        if not path.is_file():
-            raise StoreError(f"{plain(folder)}: holds no trial; make one with `noisegate federation init`")
-        found = read_settings(path)
-        if set(found) != {"attack", "hostile"}:
-            raise SpecError(f"{plain(path)}: must have attack and hostile, and nothing else")
-        names = typed(f"{plain(path)}: hostile", found["hostile"], list)
-        known = {each.name for each in (folder / WORKERS).glob("*")}
-        if wrong := [name for name in names if not isinstance(name, str) or name not in known]:
-            raise SpecError(f"{plain(path)}: hostile: {plain(wrong)[:100]}: there is no such worker")
-        return cls(folder, read_spec(folder / SPEC), tuple(names))
+        hostile = read_hostile(folder)
+        return cls(folder, read_spec(folder / SPEC), hostile)
 
     @property
     def server(self) -> Path:
@@ -54,6 +45,21 @@ class LocalTrial:
         """What trial.toml says."""
         comment = "Which workers of this trial are hostile. No server knows it; nothing but the trial reads it."
         return to_toml({"attack": _name(self.spec, "attack"), "hostile": list(self.hostile)}, comment)
+
+
+def read_hostile(folder: Path) -> tuple[str, ...]:
+    """The hostile workers of the trial in a folder. Its spec is not read, so no code is loaded that it may name."""
+    path = folder / TRIAL
+    if not path.is_file():
+        raise StoreError(f"{plain(folder)}: holds no trial; make one with `noisegate federation init`")
+    found = read_settings(path)
+    if set(found) != {"attack", "hostile"}:
+        raise SpecError(f"{plain(path)}: must have attack and hostile, and nothing else")
+    names = typed(f"{plain(path)}: hostile", found["hostile"], list)
+    known = {each.name for each in (folder / WORKERS).glob("*")}
+    if wrong := [name for name in names if not isinstance(name, str) or name not in known]:
+        raise SpecError(f"{plain(path)}: hostile: {plain(wrong)[:100]}: there is no such worker")
+    return tuple(names)
 
 
 def check_trial(spec: Spec) -> None:

@@ -17,7 +17,7 @@ import typing
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # gRPC reads it when it is imported, and else tells of every goodbye
 
 if typing.TYPE_CHECKING:
-    from noisegate.federation.client import Outcome
+    from noisegate.federation.client import WorkerOutcome
     from noisegate.federation.ledger import Ledger
     from noisegate.federation.policy import Policy
     from noisegate.federation.server import Server
@@ -26,7 +26,7 @@ if typing.TYPE_CHECKING:
 
 _HOMES = {
     "Ledger": "ledger",
-    "Outcome": "client",
+    "WorkerOutcome": "client",
     "Policy": "policy",
     "Server": "server",
     "Terms": "terms",
@@ -41,4 +41,4 @@ def __getattr__(name: str) -> typing.Any:
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
-__all__ = ["Ledger", "Outcome", "Policy", "Server", "Terms", "Worker"]
+__all__ = ["Ledger", "Policy", "Server", "Terms", "Worker", "WorkerOutcome"]

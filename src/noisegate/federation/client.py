@@ -34,7 +34,7 @@ class Teller(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
+class WorkerOutcome:
     """How taking part ended.
 
     ended: "done" if the run is over, "left" if this worker's budget was spent. rounds: how many were charged in this
@@ -66,7 +66,7 @@ class WorkerStream:
         self.place, self.holder, self.tell = place, holder, tell
         self._agree, self._executor = agree, executor
 
-    async def until_the_end(self) -> Outcome:
+    async def until_the_end(self) -> WorkerOutcome:
         """Take part, dialing as often as need be. What this worker must not go on after is raised."""
         pause = FIRST_PAUSE
         while True:
@@ -104,7 +104,7 @@ class WorkerStream:
             self.place.server, grpc.ssl_channel_credentials(authority, key, certificate), options=options
         )
 
-    async def _one_stream(self, channel: grpc.aio.Channel, pause: float) -> tuple[Outcome | None, float]:
+    async def _one_stream(self, channel: grpc.aio.Channel, pause: float) -> tuple[WorkerOutcome | None, float]:
         """Take part over one stream. (how it ended, or None if it broke; the pause before the next one)."""
         call = channel.stream_stream(METHOD)()
         await call.write(say(Kind.HELLO, self.holder.name, self.holder.key, {"noisegate": __version__}))
@@ -142,10 +142,10 @@ class WorkerStream:
         self.tell("refused", why=plain((message.text() or {}).get("why", "it does not say why"))[:200])
         return True
 
-    async def _outcome(self, ended: str, run: Participation, params: Tensor | None) -> Outcome:
+    async def _outcome(self, ended: str, run: Participation, params: Tensor | None) -> WorkerOutcome:
         ledger, name = self.holder.ledger, run.terms.run
         epsilon = await self._in_thread(ledger.spent, self.holder.policy.delta)
-        return Outcome(ended, name, ledger.charged(name), epsilon, params)
+        return WorkerOutcome(ended, name, ledger.charged(name), epsilon, params)
 
     async def _in_thread(self, function: Callable[..., Any], *given: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, *given)

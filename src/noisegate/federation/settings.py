@@ -82,7 +82,9 @@ class ServerSettings:
             if value is not None:
                 checks.positive(**{name: value})
         self.address()
-        self.build_aggregator()
+        named = self.aggregator if isinstance(self.aggregator, str) else self.aggregator.get("name")
+        if ":" not in str(named):  # code of others is loaded by the server alone, not by who reads its folder
+            self.build_aggregator()
 
     @classmethod
     def read(cls, path: Path) -> "ServerSettings":

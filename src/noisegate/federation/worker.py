@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate.errors import DataError
-from noisegate.federation.client import Outcome, Teller, WorkerStream
+from noisegate.federation.client import Teller, WorkerOutcome, WorkerStream
 from noisegate.federation.ledger import Ledger
 from noisegate.federation.participation import Holder, Maker, Participation
 from noisegate.federation.policy import Policy
@@ -54,6 +54,7 @@ class Worker:
                 f"data: x has shape {tuple(x.shape)} and type {x.dtype}, y has {tuple(y.shape)}; a worker needs at "
                 "least one example, finite float32, and a label for each"
             )
+        self.policy.check_data(len(y))
 
     @classmethod
     def of(cls, folder: WorkerFolder) -> "Worker":
@@ -62,7 +63,7 @@ class Worker:
         folder.check_labels(examples[1])
         return cls(folder.module(examples[0]), examples, folder.policy())
 
-    def join(self, folder: Path | str, tell: Teller = silent) -> Outcome:
+    def join(self, folder: Path | str, tell: Teller = silent) -> WorkerOutcome:
         """Take part until the run is over, or the budget is spent. Reconnects as often as need be.
 
         tell: called with what happens, for logs.
@@ -70,7 +71,9 @@ class Worker:
         place = WorkerFolder.read(Path(folder))
         return asyncio.run(self.take_part(place, tell))
 
-    async def take_part(self, place: WorkerFolder, tell: Teller = silent, executor: Executor | None = None) -> Outcome:
+    async def take_part(
+        self, place: WorkerFolder, tell: Teller = silent, executor: Executor | None = None
+    ) -> WorkerOutcome:
         """The same beside others in one event loop. executor: where uploads are computed."""
         with Ledger.open(place.ledger) as ledger:
             if ledger.note_data(self.fingerprint()):

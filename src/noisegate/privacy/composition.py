@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from noisegate.checks import count, refuse
 from noisegate.errors import PrivacyError
 from noisegate.privacy.losses import epsilon_of, most_of, spread
-from noisegate.privacy.pricing import ask_of, legible, renyi, rounds_of
+from noisegate.privacy.pricing import ask_of, farthest, legible, renyi, rounds_of
 from noisegate.sampling import SAMPLINGS
 
 FINE = 1e-4
@@ -16,6 +16,10 @@ FINE = 1e-4
 
 LONGEST = 2e-6
 """The same; at least, so that time is bounded."""
+
+
+MOST_POINTS = 2e5
+"""Points of the grid that the losses of one round may take; at most, so that memory is bounded."""
 
 
 @dataclass(frozen=True)
@@ -73,4 +77,5 @@ def together(costs: Iterable[Cost], delta: float) -> float:
         parts = tuple(rounds_of(ask, sigma) for ask, sigma in asked)
         rough = min(float(renyi(asked, range(2, 65)).get_epsilon(delta)), most_of(parts))
         needed = min(spread(part) for part in parts) / 10
-        return epsilon_of(parts, max(LONGEST * rough, min(needed, FINE * rough), 1e-9), delta)
+        widest = max(farthest(part.rate, part.sigma) for part in parts)  # anyone may have named the rates
+        return epsilon_of(parts, max(LONGEST * rough, min(needed, FINE * rough), widest / MOST_POINTS), delta)

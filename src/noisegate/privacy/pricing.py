@@ -147,7 +147,7 @@ def on_grid(ask: Ask, sigma: float, coarse: float = 1.0) -> tuple[float, float]:
     parts = (rounds_of(ask, sigma),)
     interval = coarse * max(1e-4, 1e-5 * renyi([(ask, sigma)], range(2, 65)).get_epsilon(ask.delta))
     spent = epsilon_of(parts, interval, ask.delta)
-    finest = _spread(parts[0].rate, sigma) / 10_000
+    finest = farthest(parts[0].rate, sigma) / 10_000
     for _ in range(2):
         if spent < 0.1:
             interval = min(interval, max(1e-3 * coarse * spent, finest))
@@ -161,7 +161,7 @@ def rounds_of(ask: Ask, sigma: float) -> EqualRounds:
     return EqualRounds(event.sampling_probability, event.event.noise_multiplier, ask.signs, ask.rounds)
 
 
-def _spread(rate: float, sigma: float) -> float:
+def farthest(rate: float, sigma: float) -> float:
     """The loss of one round that is exceeded by noise of 10 standard deviations."""
     loss = 10 / sigma + 1 / (2 * sigma**2)
     return math.log1p(rate * math.expm1(loss)) if loss < 700 else loss

@@ -11,7 +11,7 @@ import numpy as np
 from noisegate.checks import plain
 from noisegate.deploy import layout
 from noisegate.deploy.status import ServerStatus, read_record, read_result, read_status
-from noisegate.deploy.trial import LocalTrial
+from noisegate.deploy.trial import read_hostile
 from noisegate.errors import NoisegateError, StoreError
 from noisegate.federation.checkpoint import STATUSES
 from noisegate.federation.settings import ServerSettings
@@ -49,7 +49,7 @@ def read_server(path: Path) -> ServerRecord:
     result, hostile = _or_none(read_result, server, problems), None
     if home := layout.trial_of(server):
         try:
-            hostile = LocalTrial.read(home).hostile
+            hostile = read_hostile(home)
         except NoisegateError as error:
             problems.append(f"{layout.TRIAL} cannot be read: who is hostile is not known ({plain(error)[:100]}).")
     names = list(dict.fromkeys(name for line in rounds for name in line["workers"]))

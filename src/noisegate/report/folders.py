@@ -56,7 +56,7 @@ class RunRecord:
 
 def kind_of(path: Path) -> Literal["run", "sweep", "server"]:
     """Whether a folder is that of a run, of a sweep or of a federation's server. StoreError if it is none of them."""
-    if (path / "federation.toml").exists() or (path / "trial.toml").exists():
+    if any((path / name).exists() for name in ("federation.toml", "trial.toml", "server/federation.toml")):
         return "server"
     if (path / "spec.toml").exists():
         return "run"

@@ -18,7 +18,7 @@ from noisegate.protocol import Mechanism, Server
 from noisegate.roles import Aggregator, Attack, Worker
 from noisegate.runs.dealing import Dealt, copies, deal, held_by_byzantine, surrogate
 from noisegate.runs.identity import digest_data, digest_run
-from noisegate.runs.promise import Privacy, PricedWorkers, make_promise, signs_of
+from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of
 from noisegate.runs.spec import Spec
 from noisegate.sampling import SAMPLINGS, Sampling
 from noisegate.simulate import Adversary, Federation, Schedule, Workers

@@ -22,7 +22,7 @@ class Clipped(Private):
     momentum: float = 0.0
 
     def __post_init__(self) -> None:
-        checks.positive(threshold=self.threshold)
+        checks.moderate(threshold=self.threshold)  # float32 must be able to carry what is shortened to it
         checks.fraction(momentum=self.momentum)
 
     @property
