@@ -99,6 +99,8 @@ class Reception:
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.so_reuseport", 0),
+            ("grpc.http2.bdp_probe", 0),  # which lets each connection hold megabytes
+            ("grpc.experimental.tcp_max_read_chunk_size", 2**16),
         )
         server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4 * rows + 16)
         service, method = wire.METHOD.lstrip("/").split("/")

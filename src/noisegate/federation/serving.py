@@ -20,6 +20,7 @@ from noisegate.federation.checkpoint import NO_UPLOAD, RunIdentity, ServerCheckp
 from noisegate.federation.collect import Collection
 from noisegate.federation.keys import SigningKey
 from noisegate.federation.logs import OperatorsLog
+from noisegate.federation.memory import give_back
 from noisegate.federation.patience import Patience
 from noisegate.federation.reception import Reception
 from noisegate.federation.roster import Roster
@@ -73,6 +74,7 @@ class Serving:
         self.reception.digests = [bytes.fromhex(text) for text in self.checkpoint.digests]
         self.reception.next_round = next_round
         self._say_changes(roster)
+        give_back(uploads.nbytes)
 
     async def gather(self, stopping: Callable[[], bool]) -> None:
         """Wait for all workers of the roster, for `gather` seconds at most."""
@@ -112,6 +114,7 @@ class Serving:
 
     def see(self, collection: Collection) -> Received:
         """What arrived, in a form that an aggregator can be shown."""
+        give_back(collection.rows.nbytes)
         missing = collection.missing()
         return received(collection.rows, missing if bool(missing.any()) else None)
 

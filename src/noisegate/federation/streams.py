@@ -24,12 +24,12 @@ SHORT = 10.0
 RECEIPTS = 4
 """Receipts that may wait for a worker. One that is pushed out is made up for by the counter of the next."""
 
-IN_FLIGHT = 2**27
+IN_FLIGHT = 2**26
 """Bytes of models that are on their way at once. At least `FEWEST` models are."""
 
 FEWEST = 4
 SLOW = 2.0
-"""Seconds after which a send makes room for the next one, if not too many are slow already."""
+"""Seconds after which a send makes room for the next one, unless as many are slow already as have turns."""
 
 OnMessage = Callable[["Stream", bytes], Awaitable[None]]
 
@@ -59,10 +59,11 @@ class SendGate:
         sending, slow = asyncio.ensure_future(write()), False
         try:
             done, _ = await asyncio.wait({sending}, timeout=max(0.0, min(SLOW, until - loop.time())))
-            if not done and self._slow < self.turns:
-                slow = True
-                self._slow += 1
-                self._free.release()
+            if not done:
+                if self._slow < self.turns:
+                    slow = True
+                    self._slow += 1
+                    self._free.release()
                 done, _ = await asyncio.wait({sending}, timeout=max(0.0, until - loop.time()))
             if done:
                 await sending
@@ -144,6 +145,7 @@ class Stream:
             if not isinstance(content, bytes):  # the end of the stream
                 return
             await on_message(self, content)
+            del content  # else each stream would hold its last message until the next one
 
     async def _write(self) -> None:
         while not self.ended.is_set():
