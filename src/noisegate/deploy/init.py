@@ -155,6 +155,7 @@ def _plan_of_trial(spec: Spec, setup: Setup, listen: str) -> ServerPlan:
         "classes": run.adversary.classes,
         "evaluate_every": setup.evaluate_every,
         "gather": GATHER,
+        "seed": spec.seed,  # the first model is the simulator's; a real server draws one that nobody knows
     }
     own = {"x": run.server.aux_x, "y": run.server.aux_y, "x_test": setup.x_test, "y_test": setup.y_test}
     return _priced(ServerPlan(settings, own, ("127.0.0.1", "localhost")), spec, run.d)
@@ -198,7 +199,6 @@ def _common(spec: Spec, promise: Privacy, rounds: int, honest: int, listen: str)
         "worker": canonical["worker"],
         "aggregator": canonical["aggregator"],
         "quorum": max(1, math.floor(PRESENT * honest)),
-        "seed": spec.seed,
     }
 
 
