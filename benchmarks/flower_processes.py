@@ -233,7 +233,7 @@ def wait_for(holds, seconds: float, what: str, every: float = 0.1) -> None:
         time.sleep(every)
 
 
-PARTS = {"stream": (stream, 200, 2.0), "rejoin": (rejoin, 4000, 20.0), "message": (message, 5, 2.0)}
+PARTS = {"stream": (stream, 200, 2.0), "rejoin": (rejoin, 6000, 20.0), "message": (message, 5, 2.0)}
 """Each part, its rounds and its noise: thousands of rounds cost more privacy than the trial's policy allows."""
 
 
