@@ -87,7 +87,7 @@ class House(Trial):
             (folder / file).write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
         return folder
 
-    async def join(self, name: str, pace: Callable[[], float] = lambda: 0.0) -> client.Outcome:
+    async def join(self, name: str, pace: Callable[[], float] = lambda: 0.0) -> client.WorkerOutcome:
         """A real worker in this event loop, until it is done. pace: seconds that it takes longer for each upload."""
         place = WorkerFolder.read(self.worker(name))
         data = toy(60, int(name[1:]))
@@ -142,7 +142,7 @@ class House(Trial):
 
 
 class Paced(ThreadPoolExecutor):
-    """One thread, that rests before each task."""
+    """One thread, that rests before each upload."""
 
     def __init__(self, pace: Callable[[], float]) -> None:
         super().__init__(1)
@@ -150,7 +150,8 @@ class Paced(ThreadPoolExecutor):
 
     def submit(self, task: Callable[..., Any], /, *given: Any, **named: Any) -> Any:
         def rested() -> Any:
-            time.sleep(self.pace())
+            if getattr(task, "__name__", "") == "answer":
+                time.sleep(self.pace())
             return task(*given, **named)
 
         return super().submit(rested)

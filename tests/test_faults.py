@@ -51,10 +51,23 @@ def quick_to_return(monkeypatch):
 
 @contextlib.asynccontextmanager
 async def tasks(*some):
-    """Coroutines that run meanwhile, and are ended with the block. Gives their tasks."""
-    begun = [asyncio.ensure_future(one) for one in some]
+    """Coroutines that run meanwhile, and are ended with the block. Gives their tasks. One that fails ends the test."""
+    begun, here = [asyncio.ensure_future(one) for one in some], asyncio.current_task()
+
+    def look(task) -> None:
+        if not task.cancelled() and not isinstance(task.exception(), FederationError | None):
+            failed.append(task.exception())
+            here.cancel()
+
+    failed = []
+    for task in begun:
+        task.add_done_callback(look)
     try:
         yield begun
+    except asyncio.CancelledError:
+        if failed:
+            raise failed[0] from None
+        raise
     finally:
         for task in begun:
             task.cancel()
@@ -450,10 +463,15 @@ SERVER_DIES = {
 
 def test_a_server_that_is_killed_in_any_of_its_states_goes_on_where_it_was(tmp_path, nursery):
     house = House(tmp_path, 3, rounds=60, quorum=2, gather=20.0)
+    now = []
 
     async def trial() -> None:
-        async with tasks(*map(house.join, house.names)) as joined:
+        paces = {
+            "w0": lambda: 0.5 if now == ["in the middle of collecting"] else 0.0
+        }  # it computes when the server dies
+        async with tasks(*(house.join(name, paces.get(name, float)) for name in house.names)) as joined:
             for lost, (what, point) in enumerate(SERVER_DIES.items(), 1):
+                now[:] = [what]
                 server = nursery.serve(house, die=[point])
                 assert await server.ended() == -signal.SIGKILL, (what, server.said())
                 logged = (house.state / "rounds.log").read_text().splitlines() if what != "gather" else []

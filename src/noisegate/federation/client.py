@@ -84,6 +84,8 @@ class WorkerStream:
                 self.tell("disconnected", code=error.code().name, details=plain(error.details())[:200])
             except TimeoutError:
                 self.tell("disconnected", code="TIMEOUT", details=f"no terms within {TERMS_WITHIN:g} seconds")
+            except asyncio.InvalidStateError:  # what gRPC raises for a write to a stream that has ended
+                self.tell("disconnected", code="ENDED", details="the stream ended while this worker computed")
             # Without the random part, all workers of a server that comes back would dial at the same moment.
             await asyncio.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
             pause = min(2 * pause, LONGEST_PAUSE)
