@@ -189,7 +189,16 @@ def named(trial, names):
     return trial
 
 
-def test_each_fault_has_its_status_and_none_reaches_the_model(tmp_path):
+def test_each_fault_has_its_status_and_none_reaches_the_model(tmp_path, monkeypatch):
+    real = serving_module.Serving.open
+
+    def dirty(*given):
+        """The memory of a round is not cleared, so that anything may stand in it."""
+        collection = real(*given)
+        collection.rows.fill_(7.0)
+        return collection
+
+    monkeypatch.setattr(serving_module.Serving, "open", dirty)
     trial = named(Trial(tmp_path, len(FAULTS), rounds=2, aggregator="mean", least=2.0, deadline=2.5), FAULTS)
     behaviors, models = {name: answer for name, (answer, _) in FAULTS.items()}, {}
 
@@ -231,15 +240,14 @@ def test_each_fault_has_its_status_and_none_reaches_the_model(tmp_path):
 
 
 def test_a_flood_is_not_read_and_a_silent_worker_costs_few_deadlines(tmp_path):
-    trial = Trial(tmp_path, workers=4, rounds=30, least=0.05, deadline=0.3, aggregator="mean")
+    trial = Trial(tmp_path, workers=4, rounds=18, least=0.05, deadline=1.0, aggregator="mean")
 
     async def flood(peer, model):
         content = peer.upload(model)
-        for _ in range(300):
-            peer.flood = asyncio.ensure_future(peer.call.write(content))
-            done, _ = await asyncio.wait({peer.flood}, timeout=0.2)
-            if not done:
-                break
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                for _ in range(300):
+                    await peer.call.write(content)
 
     async def run():
         async with trial.serving() as server:
@@ -250,9 +258,9 @@ def test_a_flood_is_not_read_and_a_silent_worker_costs_few_deadlines(tmp_path):
 
     play(run())
     records = trial.records()
-    assert len(records) == 30
+    assert len(records) == 18
     assert all(sum(record["ignored"].values()) <= 2 * MESSAGES for record in records)
-    assert sum(record["seconds"]["wait"] > 0.25 for record in records) <= 5, "2 + 4 + 8 + 16 rounds are not waited"
+    assert sum(record["seconds"]["wait"] > 0.95 for record in records) <= 5, "2 + 4 + 8 rounds do not wait for it"
     honest = [statuses(record)[name] for record in records for name in ("w2", "w3")]
     assert honest.count("used") >= 0.9 * len(honest)
 
@@ -807,7 +815,7 @@ def test_prometheus_reads_the_numbers(tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    trial = Trial(tmp_path, workers=2, rounds=2, metrics=port)
+    trial = Trial(tmp_path, workers=2, rounds=2, metrics=port, aggregator="mean")
 
     async def asked():
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

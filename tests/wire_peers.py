@@ -12,6 +12,7 @@ bytes at any time. `Peer.take_part` is an honest worker without a ledger. Everyt
 
 import asyncio
 import dataclasses
+import functools
 import json
 import os
 import time
@@ -185,6 +186,13 @@ class Trial:
         return Peer(name, port, who or self.workers[name], self.authority.certificate, examples)
 
 
+@functools.cache
+def mechanism_of(terms: str) -> Mechanism:
+    """The mechanism of these terms, as JSON. It takes a while to choose one, and it is the same for all peers."""
+    model = FlatModel(build_model("mlp", SHAPE, CLASSES, stream(0, "weights")))
+    return Terms.of(json.loads(terms)).mechanism(model, toy(60, 0))
+
+
 class Peer:
     """One end of a stream. It keeps what it received: `seen` has every message, in order."""
 
@@ -197,7 +205,7 @@ class Peer:
         self.terms: Terms | None = None
         self.last: torch.Tensor | None = None
         self._authority, self._channel, self.call = authority, None, None
-        self._mechanism: Mechanism | None = None
+        self._secret = Secret(torch.device("cpu"))
 
     async def __aenter__(self) -> "Peer":
         await self.dial()
@@ -267,14 +275,11 @@ class Peer:
 
     def vector(self, model: Message) -> torch.Tensor:
         """What an honest worker computes for a model."""
-        if self._mechanism is None:
-            assert self.terms is not None
-            flat = FlatModel(build_model("mlp", SHAPE, CLASSES, stream(0, "weights")))
-            self._mechanism = self.terms.mechanism(flat, self.examples)
-            self._secret = Secret(torch.device("cpu"))
+        assert self.terms is not None, "it has no terms yet: say hello first"
         params = torch.from_numpy(model.vector().copy())
         self._secret.begin(model.round, again=True)
-        return upload_of_one(self._mechanism, params, *self.examples, self.last, self._secret.source)
+        mechanism = mechanism_of(json.dumps(self.terms.as_dict()))
+        return upload_of_one(mechanism, params, *self.examples, self.last, self._secret.source)
 
     def message(self, model: Message, body: bytes, **changes: Any) -> Message:
         """An upload with this body for a model. changes: of the message's fields, to lie with."""

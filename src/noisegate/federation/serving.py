@@ -116,6 +116,9 @@ class Serving:
         """What arrived, in a form that an aggregator can be shown."""
         give_back(collection.rows.nbytes)
         missing = collection.missing()
+        for row, answer in collection.answers.items():
+            if answer.word == "malformed":  # its row was never written, and is whatever lay in memory
+                collection.rows[row] = torch.nan
         return received(collection.rows, missing if bool(missing.any()) else None)
 
     def places(self, collection: Collection, seen: Received) -> dict[int, int]:
