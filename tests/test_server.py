@@ -37,6 +37,7 @@ from noisegate.federation.wire import Kind
 from noisegate.protocol import Judgement, first_state, judge
 from wire_peers import QUICK, Certified, Trial, certified, sends, silence, take_parts
 
+LEARNED = 0.9  # the noise has no seed: 60 runs of these settings all reached 1.0, and the first model has 0.03
 LONG = 60.0  # seconds after which a test has failed; all of them take a few
 
 
@@ -68,13 +69,13 @@ async def run_whole(trial, behaviors=None, server=None):
 
 
 def test_honest_workers_train_a_model_and_everyone_gets_it(tmp_path):
-    trial = Trial(tmp_path, workers=4, rounds=40, sigma=0.3, rate=0.5, evaluate_every=10)
+    trial = Trial(tmp_path, workers=4, rounds=40, sigma=0.3, rate=0.5, evaluate_every=10, aggregator="mean")
     result, ends = play(run_whole(trial))
     records = trial.records()
     assert [record["round"] for record in records] == list(range(40))
-    assert all(set(statuses(record).values()) <= {"used", "refused"} for record in records)
+    assert all(set(statuses(record).values()) == {"used"} for record in records)
     assert [record["round"] for record in records if "accuracy" in record] == [9, 19, 29, 39]
-    assert result["accuracy"] == records[-1]["accuracy"] > 0.9
+    assert result["accuracy"] == records[-1]["accuracy"] > LEARNED
     assert {entry["counter"] for entry in result["workers"].values()} == {40}
     assert json.loads((trial.state / "result.json").read_text()) == result
     saved = safetensors.torch.load_file(trial.state / "model.safetensors")
