@@ -1,7 +1,10 @@
 """What leaves a worker, and when: agreement, answers, charges, receipts. The server is scripted."""
 
+import asyncio
 import dataclasses
+import hashlib
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -11,9 +14,12 @@ from torch import nn
 from noisegate.entropy import grid_of
 from noisegate.errors import DataError, FederationError, PolicyError, SpecError, StoreError
 from noisegate.federation import Ledger, Policy, Terms, Worker
+from noisegate.federation.client import WorkerStream
 from noisegate.federation.keys import SigningKey
 from noisegate.federation.participation import Holder, Participation
 from noisegate.federation.wire import Kind, Message, body_of, digest_of, read, say
+from noisegate.federation.worker import silent
+from noisegate.files import seal
 from noisegate.vectors import FlatModel
 
 RUN = "ab" * 32
@@ -291,3 +297,56 @@ def test_a_worker_that_holds_far_more_than_its_policy_declares_does_not_start(se
     policy = Policy(1.0, 1e-5, (server.key.public.hex(),), declared=10)
     with pytest.raises(PolicyError, match="declared = 10"):
         Worker(nn.Linear(FEATURES, 2), examples(), policy)
+
+
+def test_an_upload_that_was_not_the_one_charged_is_never_sent(server, ledger):
+    run = joined(server, ledger)
+    run.answer(server.model(0))
+    other = Message(Kind.UPLOAD, "w1", server.run, 0, server.model(0).digest, body=bytes(88)).signed(run.holder.key)
+    mark = dataclasses.replace(run.outbox.pending(), message=other)
+    path = run.outbox.folder / "pending.bin"
+    head = seal(
+        {"entry": 2, "round": 0, "model": mark.model, "upload": hashlib.sha256(other).hexdigest(), "size": len(other)},
+        indent=None,
+    )
+    path.write_bytes(head + other)
+    assert read(run.answer(server.model(0))).kind == Kind.DECLINE
+
+
+def test_a_worker_that_is_canceled_keeps_its_ledger_until_what_it_computes_is_done(server, tmp_path):
+    began, may_end, order = threading.Event(), threading.Event(), []
+
+    def slow():
+        began.set()
+        may_end.wait(10)
+        order.append("computed")
+
+    async def run():
+        with Ledger.open(tmp_path / "l") as ledger:
+            stream = WorkerStream(None, holder(server, ledger), None, silent)
+            task = asyncio.ensure_future(stream._in_thread(slow))
+            await asyncio.to_thread(began.wait, 10)
+            task.cancel()
+            await asyncio.sleep(0.05)
+            may_end.set()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            order.append("closed")
+
+    asyncio.run(run())
+    assert order == ["computed", "closed"]
+
+
+def test_one_call_takes_part_in_one_run(server, ledger):
+    who = holder(server, ledger)
+    stream = WorkerStream(_Place, who, None, silent)
+    stream._stay_with(Participation(who, server.terms_message()))
+    stream._stay_with(Participation(who, server.terms_message()))  # the same one, after the stream broke
+    other = ScriptedServer(dataclasses.replace(TERMS, run="cd" * 32))
+    other.key = server.key
+    with pytest.raises(FederationError, match="another run"):
+        stream._stay_with(Participation(who, other.terms_message()))
+
+
+class _Place:
+    server = "127.0.0.1:7443"

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,6 +23,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 
 TERMS_WITHIN = 60.0
 """Seconds that the server has to send its terms."""
+
+HANG_UP_WITHIN = 5.0
+"""Seconds that the server has to end the stream of a worker that leaves."""
 
 REFUSED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 """Answers of a server that knows who is calling, and does not want this worker."""
@@ -65,6 +69,7 @@ class WorkerStream:
     ) -> None:
         self.place, self.holder, self.tell = place, holder, tell
         self._agree, self._executor = agree, executor
+        self._run = ""
 
     async def until_the_end(self) -> WorkerOutcome:
         """Take part, dialing as often as need be. What this worker must not go on after is raised."""
@@ -114,7 +119,8 @@ class WorkerStream:
             first = await _next(call)
         if first is None or self._is_refusal(first):
             return None, pause
-        run = await self._in_thread(self._agree, first)
+        run: Participation = await self._in_thread(self._agree, first)
+        self._stay_with(run)
         self.tell("agreed", run=run.terms.run[:12], rounds=run.terms.rounds, allowed=run.allowed)
         async for message in _messages(call):
             if message.kind == Kind.RECEIPT:
@@ -129,6 +135,7 @@ class WorkerStream:
                 if answer[4] == Kind.LEAVE:
                     self.tell("left", why="budget spent", rounds=run.allowed)
                     await call.done_writing()
+                    await _until_the_server_hangs_up(call)
                     return await self._outcome("left", run, None), pause
                 pause = FIRST_PAUSE  # the stream works
             elif self._is_refusal(message):
@@ -136,6 +143,15 @@ class WorkerStream:
             else:
                 raise FederationError(f"the server sent a {message.kind.name}, which does not belong here")
         return None, pause
+
+    def _stay_with(self, run: Participation) -> None:
+        """One call takes part in one run. FederationError if the server has begun another one since."""
+        if self._run and self._run != run.terms.run:
+            raise FederationError(
+                f"{self.place.server}: the server has begun another run ({run.terms.run[:12]}) than the one that this "
+                f"worker joined ({self._run[:12]}); join again to take part in it"
+            )
+        self._run = run.terms.run
 
     def _is_refusal(self, message: Message) -> bool:
         """Whether the server ends this stream on purpose. The next one may be welcome, or refused for good."""
@@ -150,7 +166,13 @@ class WorkerStream:
         return WorkerOutcome(ended, name, ledger.charged(name), epsilon, params)
 
     async def _in_thread(self, function: Callable[..., Any], *given: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, *given)
+        """Compute elsewhere. Whoever is canceled waits until it is done: the ledger must not be closed under it."""
+        running = asyncio.get_running_loop().run_in_executor(self._executor, function, *given)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})
+            raise
 
 
 async def _messages(call: grpc.aio.StreamStreamCall) -> AsyncIterator[Message]:
@@ -168,3 +190,11 @@ async def _next(call: grpc.aio.StreamStreamCall) -> Message | None:
     if isinstance(message, str):
         raise FederationError(f"the server sent what is no message ({message}); another program may listen there")
     return message
+
+
+async def _until_the_server_hangs_up(call: grpc.aio.StreamStreamCall) -> None:
+    """Let the server read what was written last, before the channel is closed over it."""
+    with suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        async with asyncio.timeout(HANG_UP_WITHIN):
+            while await call.read() is not grpc.aio.EOF:
+                pass

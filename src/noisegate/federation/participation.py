@@ -94,7 +94,7 @@ class Participation:
             if charge.model != model:
                 return self._decline(message, "another model was answered in this round")
             pending = self.outbox.pending()
-            if pending is None or pending.round != message.round:
+            if pending is None or hashlib.sha256(pending.message).hexdigest() != charge.upload:
                 return self._decline(message, "this round was answered before")
             return pending.message
         if message.round <= ledger.last_round(run):
@@ -130,10 +130,6 @@ class Participation:
         if not bool(torch.isfinite(params).all()):
             raise FederationError("the server sent a model with numbers that are not finite; it is not used")
         return params.to(self.holder.model.initial().device)
-
-    def leave(self, message: Message, why: str) -> bytes:
-        """What to send in place of an upload if this worker takes no further part."""
-        return self._say(Kind.LEAVE, message, why)
 
     def _check(self, message: Message, kind: Kind, worker: str) -> None:
         if message.kind != kind or message.worker != worker or message.run.hex() != self.terms.run:

@@ -12,7 +12,7 @@ without a certificate of the authority hold a connection until the handshake's t
 """
 
 import asyncio
-import resource
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -35,6 +35,11 @@ from noisegate.federation.streams import GONE, ModelLetter, SendGate, Stream, fi
 from noisegate.federation.terms import Terms
 from noisegate.federation.wire import Kind, Message
 
+try:
+    import resource
+except ImportError:  # not on Windows
+    resource = None  # type: ignore[assignment]
+
 HELLO_TIME = 10.0
 """Seconds in which a stream must begin."""
 
@@ -43,6 +48,9 @@ SLACK = wire.MOST_TEXT
 
 OFTEN, LONGEST_PAUSE = 6, 5.0
 """Streams of one worker in a minute that begin at once. Each further one waits twice as long, up to so many seconds."""
+
+MOST_CONNECTIONS = 4096
+"""Connections that may be open, unless there are more workers, or fewer files."""
 
 KEPT_FILES = 128
 """Open files that connections leave to the server itself."""
@@ -92,7 +100,8 @@ class Reception:
             ("grpc.max_concurrent_streams", 2),
             ("grpc.max_metadata_size", 2**14),
             ("grpc.max_allowed_incoming_connections", most_connections(rows)),
-            ("grpc.server_handshake_timeout_ms", 10_000),
+            ("grpc.server_handshake_timeout_ms", 5_000),
+            ("grpc.max_connection_idle_ms", 15_000),  # one without a stream
             ("grpc.keepalive_time_ms", 20_000),
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.keepalive_permit_without_calls", 1),
@@ -130,9 +139,18 @@ class Reception:
         """Open a round: send its model to all who are there, those who never missed a deadline first."""
         loop = asyncio.get_running_loop()
         self.collection, self._letter = collection, ModelLetter(model, loop.time() + seconds)
-        for row in sorted(self.present(), key=lambda row: self.standings[row].k):
+        for row in sorted(self.present(), key=lambda row: (self.standings[row].k, secrets.randbelow(2**32))):
             collection.ask(row, wait=self.standings[row].awaited(collection.round))
             self.streams[row].post_model(self._letter)
+
+    def close_round(self) -> None:
+        """The round is over: its model is not sent to anybody any more."""
+        for stream in self.streams.values():
+            stream.withdraw(self._letter)
+
+    def unserved(self) -> set[int]:
+        """The rows of workers whose turn to be sent the round's model did not come: they could not answer in time."""
+        return {row for row, stream in self.streams.items() if stream.waits_for_turn(self._letter)}
 
     def acknowledge(self, round: int, digests: dict[int, bytes]) -> None:
         """Send receipts for uploads that the last checkpoint holds. digests: of the uploads, by row."""
@@ -225,21 +243,24 @@ class Reception:
         if (older := self.streams.pop(row, None)) is not None:
             older.drop("another stream of this worker came")
         self.standings[row].left = ""  # it came back; if it has no budget, it says so again
-        opened = self.collection is not None and not self.collection.closed
-        first = self.collection.round if self.collection is not None and opened else self.next_round
+        first = self.collection.round if self.collection is not None and self._opened() else self.next_round
         last = self.digests[row] or wire.NOBODY
         about = {"run": self.run, "round": first, "digest": last, "counter": self.received[row]}
         await stream.say(wire.say(Kind.TERMS, name, self._key, self.terms.as_dict(), **about))
         self.streams[row] = stream
-        self._arriving.pop(row, None)
+        if self._arriving.get(row) is stream:
+            del self._arriving[row]
         self.log.say_of_peer("joined", worker=name, serial=f"{stream.serial:x}")
         self.changed.set()
         if self._end:
             stream.post_end(self._end)
-        elif opened and self.collection is not None:
+        elif self.collection is not None and self._opened():  # it may have been closed or opened meanwhile
             self.collection.ask(row, wait=False)
             stream.post_model(self._letter)
         await stream.talk(self._on_message)
+
+    def _opened(self) -> bool:
+        return self.collection is not None and not self.collection.closed
 
     async def _on_message(self, stream: Stream, content: bytes) -> None:
         sender, found = stream.sender, wire.read(content)
@@ -281,7 +302,12 @@ class Reception:
 
 
 def most_connections(workers: int) -> int:
-    """How many connections may be open: enough for all workers to come twice, and fewer than there are files for."""
+    """How many connections may be open: far more than workers need, and fewer than there are files for.
+
+    Whoever can reach the port can hold connections that prove nothing, each for as long as a handshake may take.
+    """
+    wanted = max(MOST_CONNECTIONS, 4 * workers + 64)
+    if resource is None:
+        return wanted
     allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    wanted = 4 * workers + 64
     return wanted if allowed == resource.RLIM_INFINITY else max(16, min(wanted, allowed - KEPT_FILES))

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 
 from noisegate.errors import FederationError, SpecError, StoreError
-from noisegate.federation import record
 from noisegate.federation.auxiliary import read_auxiliary
 from noisegate.federation.certificates import check_issued, check_pair, identity_of, read_certificate
 from noisegate.federation.checkpoint import RunIdentity, ServerCheckpoint
@@ -118,6 +117,7 @@ class Server:
         self._serving, already = now, now.reception.next_round >= self.terms.rounds
         now.log.say("started", run=self.terms.run, round=now.reception.next_round, judged=now.checkpoint.judged)
         metrics = await start_metrics(settings.metrics, now.status) if settings.metrics else None
+        watching = asyncio.ensure_future(now.watch_roster())
         try:
             self.port = await now.reception.start(settings.address(), credentials)
 
@@ -133,9 +133,11 @@ class Server:
             # END: the last model to all, and what came of the run.
             return await self._end(now, already)
         finally:
+            watching.cancel()
             if metrics is not None:
                 metrics.close()
             await now.reception.stop()
+            await asyncio.to_thread(pool.shutdown)  # whoever still writes does so before the files are closed
             store.close()
             self._serving = None
 
@@ -152,6 +154,8 @@ class Server:
         collection = now.open(round, digest)
         reception.broadcast(collection, model, patience.longest())
         waited = await collection.wait(patience, enough=min(self.settings.quorum, len(reception.present())))
+        unserved = reception.unserved()
+        reception.close_round()
         patience.charge(waited)
         if collection.abandoned:
             return
@@ -159,22 +163,21 @@ class Server:
         # JUDGE what arrived, and only that. Meanwhile it is written to the disk.
         seen = await now.in_thread(now.see, collection)
         places, judging = now.places(collection, seen), time.monotonic()
-        writing = now.in_thread(now.store.put_uploads, seen.uploads, places)
-        (found, taken), _ = await asyncio.gather(now.in_thread(now.judged, round, seen), writing)
-        now.step(collection, found, places)
+        writing = asyncio.ensure_future(now.in_thread(now.store.put_uploads, seen.uploads, places))
+        judgement = asyncio.ensure_future(now.in_thread(now.judged, round, seen))
+        await asyncio.wait({writing, judgement})  # until both have ended, whatever comes of them
+        await writing
+        found, taken = await judgement
+        now.step(collection, found, places, unserved)
         accuracy = await now.in_thread(self._examine, now, round)
         judged = time.monotonic()
 
         # CHECKPOINT: once it is written, the round is over, and workers get their receipts.
         seconds = {"wait": waited, "judge": judged - judging}
-        ignored = collection.ignored + reception.ignored
-        note = None if taken else "the step was not finite; the model stays as it was"
-        line = record.line_of(collection, now.names, now.fates, ignored, accuracy=accuracy, note=note)
-        now.checkpoint.line = line
+        line = now.describe(collection, taken, accuracy)
         await now.in_thread(now.store.write_checkpoint, now.checkpoint)
         seconds["checkpoint"] = time.monotonic() - judged
         now.store.append_record(line | {"seconds": {name: float(f"{one:.6f}") for name, one in seconds.items()}})
-        reception.ignored.clear()
         uploads = {row: one.digest for row, one in collection.answers.items() if one.word == "upload"}
         reception.acknowledge(round, uploads)
         now.seconds = time.monotonic() - began

@@ -5,7 +5,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
@@ -137,8 +137,13 @@ class Serving:
             return found, True
         return Judgement(found.verdict, ServerState(before.params, before.aggregator, after.received)), False
 
-    def step(self, collection: Collection, found: Judgement, places: Mapping[int, int]) -> None:
-        """Take over what came of a round. It is durable once the checkpoint is written."""
+    def step(
+        self, collection: Collection, found: Judgement, places: Mapping[int, int], unserved: Set[int] = frozenset()
+    ) -> None:
+        """Take over what came of a round. It is durable once the checkpoint is written.
+
+        unserved: the rows of workers that the model was never sent to, who missed no deadline.
+        """
         self.state, standing = found.state, self.checkpoint
         for row, answer in collection.answers.items():
             if answer.word in ("upload", "malformed"):
@@ -147,7 +152,7 @@ class Serving:
             if answer.word == "upload":
                 standing.standings[row].counter += 1
                 standing.standings[row].answered()
-        for row in collection.missed:
+        for row in collection.missed - unserved:
             standing.standings[row].missed(collection.round)
         connected = self.reception.streams.__contains__
         self.fates = record.fates(collection, found.verdict, connected, standing.standings)
@@ -155,6 +160,21 @@ class Serving:
         standing.params, standing.aggregator = found.state.params, dict(found.state.aggregator)
         standing.round, standing.judged, standing.spent = collection.round, standing.judged + 1, self.patience.spent
         self.reception.next_round = collection.round + 1
+
+    def describe(self, collection: Collection, taken: bool, accuracy: float | None) -> dict[str, Any]:
+        """The line of a judged round, which the next checkpoint carries: a crash cannot take it from the record."""
+        ignored = collection.ignored + self.reception.ignored
+        self.reception.ignored.clear()
+        note = None if taken else "the step was not finite; the model stays as it was"
+        line = record.line_of(collection, self.names, self.fates, ignored, accuracy=accuracy, note=note)
+        self.checkpoint.line = line
+        return line
+
+    async def watch_roster(self) -> None:
+        """Look at the roster every second, also while a round is open."""
+        while True:
+            await asyncio.sleep(SECOND)
+            self.look_at_roster()
 
     def look_at_roster(self) -> None:
         """Read the roster again if its file has changed. One that cannot be read is not believed."""
@@ -164,9 +184,7 @@ class Serving:
             changed = -1
         if changed == self._roster_time:
             return
-        first, self._roster_time = not self._roster_time, changed
-        if first:  # it was read when the server started
-            return
+        self._roster_time = changed  # at the first look too: it may have changed since the server read it
         try:
             roster = Roster.read(self._roster_path)
         except SpecError as error:

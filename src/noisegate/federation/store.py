@@ -92,7 +92,7 @@ class StateFolder:
     def sync_uploads(self) -> None:
         """Write the uploads to the disk."""
         try:
-            os.fdatasync(self._open(UPLOADS, os.O_RDWR | os.O_CREAT))
+            getattr(os, "fdatasync", os.fsync)(self._open(UPLOADS, os.O_RDWR | os.O_CREAT))  # not all have it
         except OSError as error:
             raise unwritable(self.folder / UPLOADS, error) from None
 

@@ -21,6 +21,9 @@ MESSAGES = 8
 SHORT = 10.0
 """Seconds in which a worker must take a short message."""
 
+LONG = 60.0
+"""Seconds in which a worker must take the last model."""
+
 RECEIPTS = 4
 """Receipts that may wait for a worker. One that is pushed out is made up for by the counter of the next."""
 
@@ -86,6 +89,9 @@ class Stream:
         self._context, self._gate = context, gate
         self._receipts: deque[bytes] = deque(maxlen=RECEIPTS)
         self._model: ModelLetter | None = None
+        self._queued: ModelLetter | None = None
+        self._begun: ModelLetter | None = None
+        self._withdrawn: ModelLetter | None = None
         self._end: bytes | None = None
         self._wake, self._more, self._dropped = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._allowance = MESSAGES
@@ -105,6 +111,16 @@ class Stream:
         """Send the last model, and nothing after it."""
         self._model, self._end = None, content
         self._wake.set()
+
+    def withdraw(self, letter: ModelLetter) -> None:
+        """Do not begin to send this model any more."""
+        self._withdrawn = letter
+        if self._model is letter:
+            self._model = None
+
+    def waits_for_turn(self, letter: ModelLetter) -> bool:
+        """Whether this model is held back by others that are on their way, and by nothing that the worker does."""
+        return self._queued is letter and self._begun is not letter
 
     def drop(self, why: str) -> None:
         """End the stream, and say why."""
@@ -154,15 +170,20 @@ class Stream:
             while self._receipts:
                 await self.say(self._receipts.popleft())
             if (letter := self._model) is not None:
-                self._model = None
-                if not await self._gate.send(partial(self._put, letter.content), letter.until):
+                self._model, self._queued = None, letter
+                if not await self._gate.send(partial(self._put, letter), letter.until):
                     self.drop("the model was not taken before the deadline")
-            elif self._end is not None:
-                await self.say(self._end)
+            elif (last := self._end) is not None:
+                until = asyncio.get_running_loop().time() + LONG
+                if not await self._gate.send(partial(self._context.write, last), until):
+                    return self.drop("the last model was not taken in time")
                 self.ended.set()
 
-    async def _put(self, content: bytes) -> None:
-        await self._context.write(content)
+    async def _put(self, letter: ModelLetter) -> None:
+        if letter is self._withdrawn:  # its round is over: an answer would be charged in vain
+            return
+        self._begun = letter
+        await self._context.write(letter.content)
 
     async def _waits(self, event: asyncio.Event) -> None:
         await event.wait()

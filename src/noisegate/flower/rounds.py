@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any, cast
 
 from noisegate.errors import FederationError
-from noisegate.federation import record, wire
+from noisegate.federation import wire
 from noisegate.federation.checkpoint import RunIdentity
 from noisegate.federation.collect import Collection, Sender, why_of
 from noisegate.federation.keys import SigningKey
@@ -114,8 +114,7 @@ class MessageServer(Server):
         found, taken = now.judged(collection.round, seen)
         now.step(collection, found, places)
         accuracy, judged = self._examine(now, collection.round), time.monotonic()
-        note = None if taken else "the step was not finite; the model stays as it was"
-        line = record.line_of(collection, now.names, now.fates, collection.ignored, accuracy=accuracy, note=note)
+        line = now.describe(collection, taken, accuracy)
         now.store.write_checkpoint(now.checkpoint)
         seconds = {"wait": waited, "judge": judged - judging, "checkpoint": time.monotonic() - judged}
         now.store.append_record(line | {"seconds": {name: round(one, 6) for name, one in seconds.items()}})
