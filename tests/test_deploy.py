@@ -18,14 +18,15 @@ import torch
 from noisegate import Compute, Spec
 from noisegate.deploy import enroll, layout, members
 from noisegate.deploy.attacker import HostileMaker, hostile_worker
+from noisegate.deploy.fingerprints import request_fingerprint, server_fingerprint
 from noisegate.deploy.init import make_server, make_trial, new_run
-from noisegate.deploy.invitation import Invitation, fingerprint
+from noisegate.deploy.invitation import Invitation
 from noisegate.deploy.processes import Children
 from noisegate.deploy.status import RecordTail, read_record, read_status, runs
 from noisegate.deploy.trial import LocalTrial
 from noisegate.deploy.up import free_port, use_port
 from noisegate.errors import FederationError, NoisegateError, SpecError, StoreError
-from noisegate.federation.certificates import identity_of, read_certificate
+from noisegate.federation.certificates import identity_of, make_authority, make_request, read_certificate, sign_request
 from noisegate.federation.keys import SigningKey
 from noisegate.federation.ledger import Ledger
 from noisegate.federation.policy import Policy
@@ -171,13 +172,13 @@ def test_another_port_changes_one_line_in_each_file(tmp_path):
 
 def enrolled(server: Path, folder: Path, name: str = "hospital-a") -> Invitation:
     """A worker on another machine, up to the invitation."""
-    path = enroll.request(folder, name)
+    path = enroll.request(folder, name).path
     return enroll.sign(server, enroll.look_at(server, path), layout.authority_folder(server, None))
 
 
 def test_keys_stay_where_they_were_made_and_one_file_travels_each_way(server, tmp_path):
     folder = tmp_path / "worker"
-    path = enroll.request(folder, "hospital-a")
+    path = enroll.request(folder, "hospital-a").path
     assert {each.name for each in folder.iterdir()} == {"request.pem", "worker.key", "signing.key"}
     assert private(folder)
     assert b"PRIVATE" not in path.read_bytes()
@@ -187,8 +188,8 @@ def test_keys_stay_where_they_were_made_and_one_file_travels_each_way(server, tm
     assert "PRIVATE" not in invitation.to_toml().decode()
     assert Roster.read(server / "roster.toml").keys == {"hospital-a": found.key}
 
-    (tmp_path / "hospital-a.toml").write_bytes(invitation.to_toml())
-    enroll.accept(folder, Invitation.read(tmp_path / "hospital-a.toml"))
+    (tmp_path / "hospital-a.invitation.toml").write_bytes(invitation.to_toml())
+    enroll.accept(folder, Invitation.read(tmp_path / "hospital-a.invitation.toml"))
     place = WorkerFolder.read(folder)
     assert (place.name, place.server, place.model, place.classes) == ("hospital-a", "localhost:7443", "mlp", 10)
     assert place.signing_key().public == found.key
@@ -214,9 +215,97 @@ def test_an_invitation_is_accepted_only_where_all_of_it_fits(server, tmp_path):
 
 
 def make_other_authority() -> str:
-    from noisegate.federation.certificates import make_authority
-
     return make_authority().certificate.decode()
+
+
+def test_a_request_whose_name_or_keys_were_swapped_has_another_fingerprint(server, tmp_path):
+    mine = enroll.request(tmp_path / "a", "a")
+    key = enroll.look_at(server, mine.path).key
+    assert enroll.look_at(server, mine.path).fingerprint() == mine.fingerprint
+    (tmp_path / "a" / "request.pem").write_bytes(make_request("a", key)[1])
+    assert enroll.request(tmp_path / "a", "a").fingerprint == mine.fingerprint  # of the keys, whatever the file was
+    tls = (tmp_path / "a" / "worker.key").read_bytes()
+    other = SigningKey.generate().public
+    swapped = [make_request("a", key)[1], make_request("b", key, key=tls)[1], make_request("a", other, key=tls)[1]]
+    for content in swapped:
+        (tmp_path / "swapped.pem").write_bytes(content)
+        assert enroll.look_at(server, tmp_path / "swapped.pem").fingerprint() != mine.fingerprint
+    assert len({request_fingerprint(content) for content in swapped}) == 3
+    renewed = enroll.request(tmp_path / "a", "a", new_keys=True)  # is of the keys that wait
+    assert renewed.fingerprint == request_fingerprint(renewed.path.read_bytes()) != mine.fingerprint
+
+
+def test_an_authority_that_was_put_in_on_the_way_back_has_another_fingerprint_or_is_refused(server, tmp_path):
+    invitation = enrolled(server, tmp_path / "a", "a")
+    fake = make_authority()
+    certificate = sign_request(fake, (tmp_path / "a" / "request.pem").read_bytes()).decode()
+    forged = replace(invitation, certificate=certificate, authority=fake.certificate.decode())
+    assert forged.key == invitation.key
+    assert forged.fingerprint() != invitation.fingerprint()
+    assert replace(invitation, key="ab" * 32).fingerprint() != invitation.fingerprint()
+    for wrong in (replace(forged, authority=invitation.authority), replace(invitation, authority=forged.authority)):
+        with pytest.raises(FederationError, match="not signed by this authority"):
+            enroll.accept(tmp_path / "a", wrong)
+    beside = replace(invitation, authority=invitation.authority + forged.authority)  # TLS would believe both
+    with pytest.raises(FederationError, match="holds 2 certificates"):
+        beside.fingerprint()
+    with pytest.raises(FederationError, match="holds 2 certificates"):
+        enroll.accept(tmp_path / "a", beside)
+    hidden = forged.authority.replace(" CERTIFICATE", " TRUSTED CERTIFICATE")
+    enroll.accept(tmp_path / "a", replace(invitation, authority=invitation.authority + hidden))
+    assert (tmp_path / "a" / "ca.pem").read_bytes() == (server / "ca.pem").read_bytes()
+
+
+def test_a_certificate_for_another_tls_key_or_name_is_refused(server, tmp_path):
+    path = enroll.request(tmp_path / "a", "a").path
+    key, tls = enroll.look_at(server, path).key, (tmp_path / "a" / "worker.key").read_bytes()
+    for name, request, why in (
+        ("a", make_request("a", key)[1], "another private key"),
+        ("b", make_request("b", key, key=tls)[1], "asked for 'a'"),
+    ):
+        members.write_roster(server, Roster({}))
+        (tmp_path / "swapped.pem").write_bytes(request)
+        invitation = enroll.sign(server, enroll.look_at(server, tmp_path / "swapped.pem"), server.parent / "ca")
+        assert invitation.name == name
+        with pytest.raises(FederationError, match=why):
+            enroll.accept(tmp_path / "a", invitation)
+    assert not (tmp_path / "a" / "ca.pem").exists()
+
+
+def test_another_authority_than_the_servers_signs_nothing(server, tmp_path):
+    found, fake = enroll.look_at(server, enroll.request(tmp_path / "a", "a").path), make_authority()
+    (tmp_path / "ca").mkdir()
+    (tmp_path / "ca" / "ca.pem").write_bytes(fake.certificate)
+    (tmp_path / "ca" / "ca.key").write_bytes(fake.key)
+    (tmp_path / "ca" / "ca.key").chmod(0o600)
+    with pytest.raises(FederationError, match="not signed by this authority"):
+        enroll.sign(server, found, tmp_path / "ca")
+    assert members.read_roster(server).keys == {}
+
+
+@pytest.mark.parametrize("name", enroll.RESERVED)
+def test_no_worker_has_the_name_of_a_file(server, tmp_path, name):
+    with pytest.raises(SpecError, match="choose another name"):
+        enroll.request(tmp_path / "a", name)
+    (tmp_path / "request.pem").write_bytes(make_request(name, SigningKey.generate().public)[1])
+    with pytest.raises(SpecError, match="choose another name"):
+        enroll.look_at(server, tmp_path / "request.pem")
+
+
+def test_sign_in_the_servers_folder_finds_the_authority_and_overwrites_nothing(server, tmp_path, cli, monkeypatch):
+    requests = {name: str(enroll.request(tmp_path / name, name).path) for name in ("a", "b")}
+    monkeypatch.chdir(server)
+    before = {path: path.read_bytes() for path in server.iterdir() if path.is_file()}
+    for taken in ("federation.toml", "roster.toml", "server.pem"):
+        answer = cli("federation", "sign", ".", requests["a"], "--yes", "-o", taken)
+        assert (answer.status, "is there already" in answer.err) == (2, True), answer.err
+    assert {path: path.read_bytes() for path in before} == before
+    assert cli("federation", "sign", ".", requests["a"], "--yes").status == 0
+    assert Invitation.read(server / "a.invitation.toml").name == "a"
+    assert cli("federation", "sign", ".", requests["a"], "--yes").status == 0  # signed again: its own may go
+    answer = cli("federation", "sign", ".", requests["b"], "--yes", "-o", "a.invitation.toml")
+    assert (answer.status, "no invitation for b" in answer.err) == (2, True), answer.err
+    assert list(Roster.read(server / "roster.toml").keys) == ["a"]
 
 
 def test_what_is_no_invitation_is_told_in_a_sentence(server, tmp_path):
@@ -234,7 +323,7 @@ def test_what_is_no_invitation_is_told_in_a_sentence(server, tmp_path):
 
 def test_the_operators_request_is_checked_and_names_stay_with_their_keys(server, tmp_path):
     enrolled(server, tmp_path / "a", "a")
-    path = enroll.request(tmp_path / "thief", "a")
+    path = enroll.request(tmp_path / "thief", "a").path
     thief = enroll.look_at(server, path)
     with pytest.raises(FederationError, match="another key"):
         enroll.sign(server, thief, server.parent / "ca")
@@ -257,7 +346,7 @@ def test_a_renewal_keeps_the_keys_and_new_keys_wait_for_their_certificate(server
     after = {name: (folder / name).read_bytes() for name in before}
     assert [name for name in before if before[name] != after[name]] == ["worker.pem"]
 
-    path = enroll.request(folder, new_keys=True)
+    path = enroll.request(folder, new_keys=True).path
     WorkerFolder.read(folder).signing_key()  # the old ones are in use still
     invitation = enroll.sign(server, enroll.look_at(server, path), server.parent / "ca", replace=True)
     enroll.accept(folder, invitation)
@@ -544,14 +633,15 @@ def test_enrollment_on_the_command_line(server, tmp_path, cli):
     asked = cli("federation", "request", str(tmp_path / "w"), "--name", "hospital-a")
     assert asked.status == 0
     request = tmp_path / "w" / "request.pem"
-    shown = fingerprint(enroll.requested_key(request))
+    shown = request_fingerprint(request.read_bytes())
     assert shown in asked.out
-    out = tmp_path / "hospital-a.toml"
+    out = tmp_path / "hospital-a.invitation.toml"
     signed = cli("federation", "sign", str(server), str(request), "-o", str(out), "--yes")
     assert (signed.status, shown in signed.out) == (0, True), signed.err
     accepted = cli("federation", "accept", str(tmp_path / "w"), str(out), "--yes")
     assert accepted.status == 0, accepted.err
-    assert fingerprint(SigningKey.read(server / "signing.key").public) in accepted.out
+    whole = server_fingerprint(SigningKey.read(server / "signing.key").public, (server / "ca.pem").read_bytes())
+    assert all(whole in text for text in (signed.out, accepted.out, out.read_text()))
     assert cli("federation", "renew", str(tmp_path / "w")).status == 0
     assert cli("federation", "renew", str(server.parent)).status == 0
     assert "not in the roster" in cli("federation", "revoke", str(server), "hospital-a").out

@@ -8,9 +8,9 @@ import typer
 from noisegate.checks import plain
 from noisegate.deploy import enroll, layout, members
 from noisegate.deploy.init import new_run
-from noisegate.deploy.invitation import Invitation, fingerprint
+from noisegate.deploy.invitation import Invitation
 from noisegate.deploy.status import runs
-from noisegate.errors import StoreError
+from noisegate.errors import NoisegateError, StoreError
 from noisegate.federation.certificates import DAYS, days_left, hosts_of, read_certificate
 from noisegate.files import write_whole
 
@@ -52,17 +52,16 @@ def renew_command(
     print(f"written {path}, valid for {days_left(read_certificate(path)):.0f} days; start the server again")
 
 
-def _told_request(folder: Path, path: Path) -> None:
-    key = enroll.requested_key(path)
-    print(f"written {path}: send it to the operator of the server")
-    print(f"fingerprint, to be compared by telephone: {fingerprint(key)}")
+def _told_request(folder: Path, made: enroll.OwnRequest) -> None:
+    print(f"written {made.path}: send it to the operator of the server")
+    print(f"fingerprint, to be compared by telephone: {made.fingerprint}")
     print(f"then: noisegate federation accept {folder} INVITATION.toml, which comes back")
 
 
 def sign_command(
     server: ServerDir,
     request: Annotated[Path, typer.Argument(metavar="REQUEST.pem", help="What the worker sent.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The invitation. [NAME.toml]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The invitation. [NAME.invitation.toml]")] = None,
     authority: AuthorityDir = None,
     address: Annotated[
         str, typer.Option(help="host:port at which workers reach the server. [first host of its certificate]")
@@ -77,19 +76,33 @@ def sign_command(
     """
     home = layout.server_folder(server)
     found = enroll.look_at(home, request)
-    known = "in the roster with this key" if found.known == found.key else "new"
+    path = out or Path(f"{found.name}{enroll.INVITATION}")
+    _check_replaceable(path, found.name)
+    known = "in the roster with this Ed25519 key" if found.known == found.key else "new"
     if found.known not in (None, found.key):
-        known = f"in the roster with ANOTHER key, {fingerprint(found.known or b'')}"
+        known = f"in the roster with ANOTHER Ed25519 key, {(found.known or b'').hex()}"
     print(f"name         {found.name} ({known})")
-    print(f"fingerprint  {fingerprint(found.key)}")
+    print(f"fingerprint  {found.fingerprint()}")
     if not yes:
         typer.confirm("Is this the fingerprint that the worker's machine shows?", abort=True)
     made = enroll.sign(home, found, layout.authority_folder(home, authority), days, replace, address)
-    path = out or Path(f"{found.name}.toml")
     write_whole(path, made.to_toml())
     print(f"written {path}: send it to {found.name}")
+    print(f"the server's fingerprint, to be read out when {found.name} accepts: {made.fingerprint()}")
     if runs(home) and found.known is None:
         print(f"a run is under way; {found.name} can take part in the next one")
+
+
+def _check_replaceable(path: Path, name: str) -> None:
+    """StoreError if something else than an older invitation of this worker is there."""
+    if not path.exists() and not path.is_symlink():
+        return
+    try:
+        older = Invitation.read(path).name
+    except NoisegateError:
+        older = ""
+    if older != name:
+        raise StoreError(f"{plain(path)}: is there already, and is no invitation for {name}; choose another with --out")
 
 
 def accept_command(
@@ -100,7 +113,7 @@ def accept_command(
     """On the worker's machine: check the invitation, and put certificate, settings and policy in their places."""
     found = Invitation.read(invitation)
     print(f"server       {plain(found.server)}")
-    print(f"fingerprint  {fingerprint(found.key)}")
+    print(f"fingerprint  {found.fingerprint()}")
     print(
         f"asks for     {found.rounds} rounds of {plain(found.model)} ({found.parameters} parameters), "
         f"batch {found.batch} of {found.declared} declared examples, sigma {found.sigma:.4g}"

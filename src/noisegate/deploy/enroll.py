@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from noisegate.checks import plain
-from noisegate.deploy.invitation import Invitation, fingerprint
+from noisegate.deploy.fingerprints import one_certificate, own_fingerprint, request_fingerprint
+from noisegate.deploy.invitation import Invitation
 from noisegate.deploy.layout import (
     ISSUED,
     SERVER_CERTIFICATE,
@@ -43,11 +44,22 @@ from noisegate.federation.worker_folder import SETTINGS as WORKER_SETTINGS
 from noisegate.files import read_whole, write_whole
 from noisegate.models import build_model
 
-REQUEST, NEXT, INVITATION = "request.pem", "next", "invitation.toml"
+REQUEST, NEXT, INVITATION = "request.pem", "next", ".invitation.toml"
+
+RESERVED = ("server", "roster", "federation", "policy", "worker")
+"""Names that files of a server's or a worker's folder have. No worker may have one."""
 
 
-def request(folder: Path, name: str | None = None, new_keys: bool = False) -> Path:
-    """Make what a worker sends to the operator, and the keys that are not there yet. Gives the path of the request.
+@dataclass(frozen=True)
+class OwnRequest:
+    """A request where it was made. fingerprint: of the keys in the worker's folder."""
+
+    path: Path
+    fingerprint: str
+
+
+def request(folder: Path, name: str | None = None, new_keys: bool = False) -> OwnRequest:
+    """Make what a worker sends to the operator, and the keys that are not there yet.
 
     name: may be left out if the folder has a certificate already. new_keys: make other keys than those in use, which
     stay in use until the certificate for the new ones is accepted.
@@ -56,6 +68,7 @@ def request(folder: Path, name: str | None = None, new_keys: bool = False) -> Pa
         if not (folder / CERTIFICATE).exists():
             raise SpecError(f"{plain(folder)}: has no certificate to renew; give the worker's --name")
         name = identity_of(read_certificate(folder / CERTIFICATE), folder / CERTIFICATE).name
+    _check_free(name)
     home = make_folder(folder / NEXT if new_keys else folder, private=True)
     if new_keys:
         for old in (SIGNING_KEY, TLS_KEY):
@@ -68,12 +81,7 @@ def request(folder: Path, name: str | None = None, new_keys: bool = False) -> Pa
     if key is None:
         write_private(home / TLS_KEY, made)
     write_whole(folder / REQUEST, wanted)
-    return folder / REQUEST
-
-
-def requested_key(path: Path) -> bytes:
-    """The public key in a request."""
-    return requested(_content(path), path).key
+    return OwnRequest(folder / REQUEST, own_fingerprint(name, read_private(home / TLS_KEY), signing.public))
 
 
 @dataclass(frozen=True)
@@ -85,11 +93,16 @@ class WorkerRequest:
     content: bytes
     known: bytes | None
 
+    def fingerprint(self) -> str:
+        """What the worker's machine showed if nobody swapped the request."""
+        return request_fingerprint(self.content)
+
 
 def look_at(server: Path, path: Path) -> WorkerRequest:
     """Read a worker's request, and what the roster says of its name."""
     content = _content(path)
     owner = requested(content, path)
+    _check_free(owner.name)
     return WorkerRequest(owner.name, owner.key, content, read_roster(server).keys.get(owner.name))
 
 
@@ -105,7 +118,7 @@ def sign(
     known = roster.keys.get(found.name)
     if known not in (None, found.key) and not replace:
         raise FederationError(
-            f"{found.name}: stands in the roster with another key, {fingerprint(known or b'')[:17]}...; choose another "
+            f"{found.name}: stands in the roster with another key, {(known or b'').hex()[:16]}...; choose another "
             "name, or say --replace if this worker has new keys"
         )
     invitation = _invitation(server, found, sign_request(Authority.read(authority), found.content, days=days), address)
@@ -121,13 +134,16 @@ def accept(folder: Path, invitation: Invitation) -> list[str]:
 
     worker.toml and policy.toml are written if they are not there, with what the terms ask for and no more.
     """
-    certificate, authority = invitation.certificate.encode(), invitation.authority.encode()
+    certificate = one_certificate(invitation.certificate.encode(), "the invitation's certificate")
+    authority = one_certificate(invitation.authority.encode(), "the invitation's authority")
     owner = identity_of(certificate, "the invitation's certificate")
     if owner.name != invitation.name:
         raise FederationError(f"the invitation is for {plain(invitation.name)!r}, and its certificate {owner.name!r}")
     check_issued(certificate, authority, "the invitation's certificate")
     home = _home_of(folder, owner.key)
     check_pair(certificate, read_private(home / TLS_KEY), "the invitation")
+    if (path := folder / REQUEST).exists() and (asked := requested(_content(path), path).name) != owner.name:
+        raise FederationError(f"the invitation is for {owner.name!r}, and this folder's {REQUEST} asked for {asked!r}")
     files = {
         WORKER_SETTINGS: to_toml(
             {
@@ -151,7 +167,7 @@ def accept(folder: Path, invitation: Invitation) -> list[str]:
     policy = Policy.read(folder / POLICY)
     if not policy.trusts(bytes.fromhex(invitation.key)):
         raise FederationError(
-            f"{plain(folder / POLICY)}: names another server key than the invitation, {fingerprint(invitation.key)}; "
+            f"{plain(folder / POLICY)}: names another server key than the invitation, {invitation.key}; "
             "change `server` there if that is right"
         )
     if home != folder:
@@ -170,6 +186,8 @@ def _invitation(server: Path, found: WorkerRequest, certificate: bytes, address:
     if not address:
         host = hosts_of(own, path)[0]
         address = f"[{host}]:{settings.address()[1]}" if ":" in host else f"{host}:{settings.address()[1]}"
+    authority = one_certificate(read_certificate(server / "ca.pem"), server / "ca.pem")
+    check_issued(certificate, authority, f"the new certificate of {found.name}")
     module = build_model(settings.model, settings.shape, settings.classes, torch.Generator().manual_seed(0))
     if settings.epsilon is None or settings.delta is None:
         raise SpecError(f"{plain(server / SETTINGS)}: epsilon, delta: must be given, so that workers know the price")
@@ -188,7 +206,7 @@ def _invitation(server: Path, found: WorkerRequest, certificate: bytes, address:
         epsilon=settings.epsilon,
         delta=settings.delta,
         certificate=certificate.decode(),
-        authority=read_certificate(server / "ca.pem").decode(),
+        authority=authority.decode(),
     )
 
 
@@ -201,6 +219,11 @@ def _home_of(folder: Path, key: bytes) -> Path:
         f"{plain(folder)}: the certificate is for the key {key.hex()[:16]}..., which is not in this folder; have the "
         f"{REQUEST} of this folder signed"
     )
+
+
+def _check_free(name: str) -> None:
+    if name in RESERVED:
+        raise SpecError(f"name = {name!r}: is that of a file of noisegate's; choose another name, such as {name}-a")
 
 
 def _content(path: Path) -> bytes:

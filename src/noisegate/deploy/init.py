@@ -135,7 +135,7 @@ def _fill(part: Path, spec: Spec, setup: Setup, port: int) -> list[str]:
     names = [f"w{i:0{width}d}" for i in range(1, len(sizes) + 1)]
     for name, row, size in zip(names, holdings, sizes, strict=True):
         folder = layout.make_folder(part / layout.WORKERS / name, private=True)
-        accept(folder, sign(server, look_at(server, request(folder, name)), authority))
+        accept(folder, sign(server, look_at(server, request(folder, name).path), authority))
         own = row[:size]
         write_whole(folder / "data.npz", archive({"x": run.workers.x[own], "y": run.workers.y[own]}))
     return [name for name, hostile in zip(names, byzantine, strict=True) if hostile]

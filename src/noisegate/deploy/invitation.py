@@ -7,6 +7,7 @@ from typing import Any
 from noisegate import checks
 from noisegate.catalog import typed
 from noisegate.checks import plain
+from noisegate.deploy.fingerprints import server_fingerprint
 from noisegate.deploy.layout import to_toml
 from noisegate.errors import SpecError
 from noisegate.federation.keys import public_key
@@ -53,6 +54,10 @@ class Invitation:
         public_key(made.key, f"{where}: key")
         return made
 
+    def fingerprint(self) -> str:
+        """The server's fingerprint: of its key and of the authority."""
+        return server_fingerprint(bytes.fromhex(self.key), self.authority.encode())
+
     def policy(self) -> bytes:
         """A policy that allows what this run asks for, and no more, as a file."""
         asked = {
@@ -71,12 +76,6 @@ class Invitation:
         """The invitation as a file."""
         comment = (
             f"For the worker {self.name}: noisegate federation accept DIR THIS-FILE\n"
-            f"Nothing here is secret. Compare the server's fingerprint by telephone: {fingerprint(self.key)}"
+            f"Nothing here is secret. Compare the server's fingerprint by telephone: {self.fingerprint()}"
         )
         return to_toml({key: getattr(self, key) for key in KINDS}, comment)
-
-
-def fingerprint(key: str | bytes) -> str:
-    """A public key as people compare it: its 64 hexadecimal digits in groups of 8."""
-    digits = key if isinstance(key, str) else key.hex()
-    return " ".join(digits[i : i + 8] for i in range(0, len(digits), 8))

@@ -44,7 +44,7 @@ def trial_of(server: Path) -> Path | None:
 
 def authority_folder(server: Path, given: Path | None) -> Path:
     """The folder of the authority: the given one, or ca below the server's folder or beside it."""
-    for folder in (given,) if given else (server / AUTHORITY, server.parent / AUTHORITY):
+    for folder in (given,) if given else (server / AUTHORITY, server.resolve().parent / AUTHORITY):
         if (folder / "ca.pem").is_file():
             return folder
     where = plain(given or server / AUTHORITY)
