@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from noisegate.federation import logs, reception, streams, terms
+from noisegate.federation import connections, logs, reception, streams, terms
 from noisegate.federation.checkpoint import STATUSES, ServerCheckpoint, Totals
 from noisegate.federation.metrics import text_of
 from noisegate.federation.policy import Policy
@@ -88,5 +88,5 @@ def test_the_limits_are_those_of_the_code():
     assert f"read in a round | {streams.MESSAGES}." in limits
     assert f"{streams.IN_FLIGHT // 2**20} MiB (or {streams.FEWEST} models)" in limits
     assert f"ends after {reception.HELLO_TIME:g} seconds" in limits
-    assert f"{reception.MOST_CONNECTIONS:,}, or 4 n + 64" in limits
+    assert f"{connections.MOST_CONNECTIONS:,}, or 4 n + 64" in limits
     assert f"{logs.BURST} lines at once and {logs.PER_SECOND:g} a second" in PAGE

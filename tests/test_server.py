@@ -25,10 +25,11 @@ from noisegate.federation import serving as serving_module
 from noisegate.federation import wire
 from noisegate.federation.certificates import make_authority
 from noisegate.federation.collect import Sender
+from noisegate.federation.connections import MOST_CONNECTIONS, most_connections
 from noisegate.federation.keys import SigningKey
 from noisegate.federation.logs import BURST, OperatorsLog
 from noisegate.federation.metrics import escaped, text_of
-from noisegate.federation.reception import Reception, most_connections
+from noisegate.federation.reception import Reception
 from noisegate.federation.server import Server
 from noisegate.federation.serving import ties_of
 from noisegate.federation.settings import ServerSettings
@@ -341,10 +342,13 @@ def test_auxiliary_examples_leave_in_no_message_and_stand_in_no_file(tmp_path):
 # --- who may be here --------------------------------------------------------------------------------------------
 
 
-async def refused(trial, port, who, name="w0"):
-    """How the server ends the stream of this certificate."""
+async def refused(trial, port, who, name="w0", hello=False):
+    """How the server ends the stream of this certificate.
+
+    hello: whether it says hello. One that the server ends in the middle of a write shows INTERNAL at the peer instead.
+    """
     async with trial.peer(name, port, who) as peer:
-        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        if hello:
             await peer.send(wire.say(Kind.HELLO, name, who.key, {}))
         while await peer.read() is not None:
             pass
@@ -383,7 +387,7 @@ def test_only_certificate_roster_and_key_together_are_let_in(tmp_path):
             codes = {name: await refused(trial, server.port, who, who.name) for name, who in strangers.items()}
             assert trial.status()["connected"] == []
             stolen = Certified("w0", SigningKey.generate(), trial.workers["w0"].private, trial.workers["w0"].chain)
-            codes["hello-signature"] = await refused(trial, server.port, stolen)
+            codes["hello-signature"] = await refused(trial, server.port, stolen, hello=True)
             await take_parts(trial, server.port)  # those who may be here are not disturbed
             await server.running
             return codes
@@ -436,9 +440,11 @@ def test_the_newest_stream_of_a_worker_takes_the_place_of_the_older(tmp_path):
     async def run():
         async with trial.serving() as server, trial.peer("w0", server.port) as older:
             await older.hello()
-            async with trial.peer("w0", server.port) as idle, trial.peer("w0", server.port) as newer:
-                while not server._serving.reception._arriving:  # the idle one comes first
-                    await asyncio.sleep(0.01)
+            idle = trial.peer("w0", server.port)
+            await idle.dial()
+            while not server._serving.reception._arriving:  # one that says nothing comes first
+                await asyncio.sleep(0.01)
+            async with trial.peer("w0", server.port) as newer:
                 await newer.hello()
                 assert (await older.next(Kind.REFUSAL)).text() == {"why": "another stream of this worker came"}
                 assert await older.read() is None
@@ -449,7 +455,7 @@ def test_the_newest_stream_of_a_worker_takes_the_place_of_the_older(tmp_path):
                     assert (await newer.next(Kind.END)).kind == Kind.END
                     await other_end
                 await server.running
-                await idle.hang_up()
+            await idle.hang_up()
 
     play(run())
     assert statuses(trial.records()[0]) == {"w0": "used", "w1": "used"}
@@ -906,7 +912,7 @@ def test_sends_in_flight_are_bounded_and_a_stuck_one_does_not_keep_others(monkey
 
 
 def test_connections_leave_files_for_the_server():
-    assert 16 <= most_connections(10) <= reception_module.MOST_CONNECTIONS
+    assert 16 <= most_connections(10) <= MOST_CONNECTIONS
     assert most_connections(10**6) < 10**6 * 4
 
 

@@ -27,6 +27,7 @@ from noisegate.errors import FederationError
 from noisegate.federation import wire
 from noisegate.federation.certificates import CertificateOwner, identity_of
 from noisegate.federation.collect import Collection, Sender, signed_text, why_of
+from noisegate.federation.connections import most_connections
 from noisegate.federation.keys import SigningKey, verify
 from noisegate.federation.logs import OperatorsLog
 from noisegate.federation.patience import Attendance
@@ -34,11 +35,6 @@ from noisegate.federation.roster import Roster
 from noisegate.federation.streams import GONE, ModelLetter, SendGate, Stream, first_of
 from noisegate.federation.terms import Terms
 from noisegate.federation.wire import Kind, Message
-
-try:
-    import resource
-except ImportError:  # not on Windows
-    resource = None  # type: ignore[assignment]
 
 HELLO_TIME = 10.0
 """Seconds in which a stream must begin."""
@@ -48,12 +44,6 @@ SLACK = wire.MOST_TEXT
 
 OFTEN, LONGEST_PAUSE = 6, 5.0
 """Streams of one worker in a minute that begin at once. Each further one waits twice as long, up to so many seconds."""
-
-MOST_CONNECTIONS = 4096
-"""Connections that may be open, unless there are more workers, or fewer files."""
-
-KEPT_FILES = 128
-"""Open files that connections leave to the server itself."""
 
 
 class Reception:
@@ -299,15 +289,3 @@ class Reception:
         came.append(now)
         often = sum(now - then < 60.0 for then in came) - OFTEN
         return 0.0 if often <= 0 else min(LONGEST_PAUSE, 0.1 * 2.0**often)
-
-
-def most_connections(workers: int) -> int:
-    """How many connections may be open: far more than workers need, and fewer than there are files for.
-
-    Whoever can reach the port can hold connections that prove nothing, each for as long as a handshake may take.
-    """
-    wanted = max(MOST_CONNECTIONS, 4 * workers + 64)
-    if resource is None:
-        return wanted
-    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return wanted if allowed == resource.RLIM_INFINITY else max(16, min(wanted, allowed - KEPT_FILES))
