@@ -4,7 +4,7 @@
 # make docs   whether the tables in the docs are those of the committed benchmark results
 # make quick  the paper's experiments in miniature, on digits
 # make lowest    the command line with the lowest versions that are allowed, in an environment of its own
-# make flower    noisegate on a real Flower, in an environment of its own: some ten minutes
+# make flower    noisegate on a real Flower, a SuperLink and four SuperNodes: some ten minutes
 # make versions  the command line with the newest ones, on every Python from 3.11 to 3.13 that is here
 PYTHON ?= python3
 VENV   ?= .venv
@@ -15,16 +15,13 @@ KERNELS := $(wildcard tests/test_kernel*.py) tests/test_judging.py
 
 # Two halves of about the same length, side by side: these files, and all others. A new file falls into the second half.
 # `pytest --durations=0` says how long each test takes; move a name where the halves have drifted apart.
-HALF   := accountant audit fortified one_line pages redteam resume run store
+HALF   := accountant audit crashes deploy federation flower fortified ledger one_line pages redteam resume run store
 FIRST  := $(filter-out $(KERNELS),$(wildcard $(HALF:%=tests/test_%.py)))
 SECOND := $(filter-out $(FIRST) $(KERNELS),$(wildcard tests/test_*.py))
 
 # The wheels of the lowest torch bring some 3 GB of CUDA along: LOWEST_TORCH=2.13.0 tries the rest with a smaller one.
 LOWEST       ?= .venv-lowest
 LOWEST_TORCH ?= 2.6.0
-
-# Flower asks for older versions of some packages than constraints.txt has.
-FLOWER ?= .venv-flower
 
 .PHONY: demo test lint types unit unit-first unit-second kernels docs quick flower lowest versions bench wheel clean
 
@@ -67,9 +64,8 @@ lowest:
 	$(LOWEST)/bin/python -m pip install --quiet -c constraints-lowest.txt torch==$(LOWEST_TORCH) -e .
 	.ci/smoke $(LOWEST)/bin/python
 
-flower: $(FLOWER)/installed
-	FLWR_TELEMETRY_ENABLED=0 $(FLOWER)/bin/python -m pytest tests/test_flower.py
-	$(FLOWER)/bin/python benchmarks/flower_processes.py
+flower: $(VENV)/developed
+	$(BIN)/python benchmarks/flower_processes.py
 
 versions:
 	.ci/versions
@@ -87,12 +83,6 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/developed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
-	touch $@
-
-$(FLOWER)/installed: pyproject.toml constraints.txt constraints-flower.txt
-	$(PYTHON) -m venv $(FLOWER)
-	grep -vE '^(typer|rich|ray)==' constraints.txt | cat - constraints-flower.txt > $(FLOWER)/constraints.txt
-	$(FLOWER)/bin/python -m pip install --quiet -c $(FLOWER)/constraints.txt -e '.[flower]' pytest
 	touch $@
 
 $(VENV)/benched: $(VENV)/installed
