@@ -16,7 +16,7 @@ from typing import Any
 
 from noisegate.checks import plain, refuse, shown
 from noisegate.errors import StoreError
-from noisegate.federation.ledger_folder import checked_book, locked, uncharged_marks
+from noisegate.federation.ledger_folder import checked_book, locked, sync_names, uncharged_marks
 from noisegate.federation.ledger_lines import (
     FILE,
     OUTBOX,
@@ -76,6 +76,7 @@ class Ledger:
                 sync_folder(folder)
             ledger = cls(folder, book, clock)
             ledger._open_file(held)
+            sync_names(folder)
             for mark in uncharged:
                 ledger.charge(mark.run, mark.round, mark.model, mark.upload)
             ledger._held = held.pop_all()

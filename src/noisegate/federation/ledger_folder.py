@@ -74,6 +74,14 @@ def uncharged_marks(book: Book, folder: Path, marks: list[Mark], runs: list[str]
     return uncharged
 
 
+def sync_names(folder: Path) -> None:
+    """Force to the disk the names of a ledger and its outbox: whoever made them may have crashed before doing so."""
+    outbox = folder / OUTBOX
+    runs = [outbox / run for run in runs_in(folder)]
+    for each in (*runs, *([outbox] if runs else []), folder, folder.absolute().parent):
+        sync_folder(each)
+
+
 @contextmanager
 def locked(folder: Path, make: bool) -> Iterator[None]:
     """Keep every other user out, also those of this process."""
