@@ -5,27 +5,37 @@ memory is dropped. On the disk then is what was written (as after kill -9), a pa
 forced to the disk before (as after a power cut): `Disk` keeps book of that.
 """
 
+import asyncio
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import shutil
 import threading
 from pathlib import Path
 
+import grpc.aio
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from federation_kit import LONG
 from noisegate.errors import StoreError
 from noisegate.federation import Ledger, Policy, Terms
 from noisegate.federation.keys import SigningKey
 from noisegate.federation.ledger import repair
 from noisegate.federation.ledger_lines import read_book
 from noisegate.federation.participation import Holder, Participation
+from noisegate.federation.reception import Reception
+from noisegate.federation.server import Server
+from noisegate.federation.store import StateFolder
 from noisegate.federation.wire import NOBODY, Kind, Message, body_of, digest_of, read, say
+from noisegate.models import build_model
+from noisegate.streams import stream
 from noisegate.vectors import FlatModel
+from wire_peers import CLASSES, SHAPE, Trial
 
 KILL, TORN, POWER, HALF = "kill", "torn", "power", "half"
 """What a crash leaves: all that was written; a part of this write, or all of this step; what was synced; all names, and
@@ -82,7 +92,8 @@ class Disk:
     def restart(self) -> None:
         """What is on the disk when the process, or the machine, is there again."""
         assert self.dead
-        assert not self._open_files(), "a crash left files of this process open"
+        for number in self._open_files():  # which the system does when a process ends
+            os.close(number)
         if self.mode == POWER:
             self._cut({path for path in self.named if self._lasts(path)})
         elif self.mode == HALF:
@@ -128,8 +139,8 @@ class Disk:
         except OSError:
             return ""
 
-    def _open_files(self) -> list[str]:
-        return [path for number in os.listdir("/proc/self/fd") if (path := self._path_of(int(number)))]
+    def _open_files(self) -> list[int]:
+        return [number for number in map(int, os.listdir("/proc/self/fd")) if self._path_of(number)]
 
     # The calls of the system that a process makes things last with.
 
@@ -331,6 +342,7 @@ def worker_life(disk: Disk, script: Script) -> None:
             for message in script.stream():
                 if message.kind == Kind.MODEL:
                     answer = run.answer(message)
+                    assert read(answer).digest == message.digest  # it answers this model, and no other one
                     disk.step(functools.partial(script.receive, answer))
                 else:
                     run.acknowledge(message)
@@ -399,3 +411,219 @@ def test_a_worker_that_crashes_again_while_it_recovers_never_under_counts_either
             crashes += crash_worker(tmp_path / f"{at}.{again}", AFTERWARDS[at % 3], both)[1]
     assert crashes > 400
     print(f"{crashes} crashes")
+
+
+# The server.
+
+
+class Line:
+    """Stands for gRPC's end of a stream at the server: two queues in memory. What it sends is a step."""
+
+    def __init__(self, chain: bytes, disk: Disk) -> None:
+        self.up, self.down = asyncio.Queue(), asyncio.Queue()
+        self._chain, self._disk = chain, disk
+
+    def auth_context(self):
+        return {"x509_pem_cert": [self._chain]}
+
+    def peer(self) -> str:
+        return "memory"
+
+    async def read(self):
+        return await self.up.get()
+
+    async def write(self, content: bytes) -> None:
+        self._disk.step(lambda: self.down.put_nowait(content))
+
+    async def abort(self, code, details: str) -> None:
+        raise grpc.aio.AbortError(f"{code}: {details}")
+
+
+class World:
+    """Three workers in memory, which outlive the server and check all that it says and does.
+
+    models: the digest of each round's model, and the life of the server that sent it. sent: the digests of the uploads
+    of each worker, by round. receipts: the largest counter that each has got. whole, unfinished: what the last
+    checkpoint that was written holds, and the one that was being written.
+    """
+
+    def __init__(self, trial: Trial, disk: Disk) -> None:
+        self.trial, self.disk, self.life = trial, disk, 0
+        self.models: dict[int, tuple[int, bytes]] = {}
+        self.sent: dict[str, dict[int, bytes]] = {name: {} for name in trial.names}
+        self.receipts = dict.fromkeys(trial.names, 0)
+        self.whole = self.unfinished = None
+        self.logging, self.ended, self.tasks = -1, set(), []
+
+    # What the server does.
+
+    async def start(self, reception: Reception) -> int:
+        self.tasks = [asyncio.ensure_future(self.connect(reception, name)) for name in self.trial.names]
+        return 1
+
+    async def stop(self) -> None:
+        for task in self.tasks:
+            task.cancel()
+        found = await asyncio.gather(*self.tasks, return_exceptions=True)
+        self.tasks = []
+        for error in found:
+            if isinstance(error, AssertionError):
+                raise error
+
+    def recovered(self, store: StateFolder, found) -> None:
+        checkpoint, _, next_round = found
+        self.life += 1
+        mark = mark_of(checkpoint)
+        assert mark in (self.whole, self.unfinished), "a checkpoint was lost"
+        self.whole, self.unfinished = mark, None
+        assert next_round > max([checkpoint.round, *self.models])
+        assert next_round <= self.logging + 1, "a number is skipped that was never used"
+
+    def write_checkpoint(self, real, store: StateFolder, checkpoint) -> None:
+        self.unfinished = mark_of(checkpoint)
+        real(store, checkpoint)
+        self.whole, self.unfinished = self.unfinished, None
+
+    def log_round(self, real, store: StateFolder, round: int, digest: bytes) -> None:
+        self.logging = round
+        real(store, round, digest)
+
+    # What its workers see.
+
+    async def connect(self, reception: Reception, name: str) -> None:
+        line = Line(self.trial.workers[name].chain, self.disk)
+        joined = asyncio.ensure_future(reception._join(None, line))
+        try:
+            await self.take_part(name, line)
+            line.up.put_nowait(grpc.aio.EOF)
+        finally:
+            if not self.disk.dead and name in self.ended:
+                await joined
+            joined.cancel()
+            await asyncio.gather(joined, return_exceptions=True)
+
+    async def take_part(self, name: str, line: Line) -> None:
+        key, row = self.trial.workers[name].key, self.trial.names.index(name)
+        line.up.put_nowait(say(Kind.HELLO, name, key, {"noisegate": "test"}))
+        while True:
+            message = read(await line.down.get())
+            assert message.is_from(self.trial.server_key.public)
+            match message.kind:
+                case Kind.TERMS:
+                    assert self.receipts[name] <= message.counter <= len(self.sent[name])
+                    assert message.digest in (NOBODY, *self.sent[name].values())
+                    assert (message.counter == 0) == (message.digest == NOBODY)
+                case Kind.MODEL:
+                    self.check_model(message)
+                    vector = torch.randn(len(message.body) // 4) / 8
+                    upload = Message(
+                        Kind.UPLOAD, name, message.run, message.round, message.digest, body=body_of(vector.numpy())
+                    )
+                    self.sent[name][message.round] = digest_of(upload.body)
+                    line.up.put_nowait(upload.signed(key))
+                case Kind.RECEIPT:
+                    assert message.digest == self.sent[name][message.round]
+                    kept = about_of(self.disk.synced(self.trial.state / "checkpoint.safetensors"))
+                    assert kept["round"] >= message.round
+                    assert kept["standings"][row][0] >= message.counter > self.receipts[name]
+                    self.receipts[name] = message.counter
+                case Kind.END:
+                    self.ended.add(name)
+                    return
+                case other:
+                    raise AssertionError(other)
+
+    def check_model(self, message: Message) -> None:
+        """No number is used twice, and none that is not in the log on the disk."""
+        life, digest = self.models.setdefault(message.round, (self.life, message.digest))
+        assert (life, digest) == (self.life, message.digest), "a round number was used twice"
+        lines = self.disk.synced(self.trial.state / "rounds.log").splitlines()
+        assert {"round": message.round, "digest": message.digest.hex()} == json.loads(lines[-1])
+
+
+def mark_of(checkpoint) -> str:
+    """A digest of all that a checkpoint holds."""
+    tensors = {"params": checkpoint.params, **checkpoint.aggregator}
+    found = hashlib.sha256(b"".join(name.encode() + tensors[name].numpy().tobytes() for name in sorted(tensors)))
+    plainly = [value for name, value in vars(checkpoint).items() if name not in ("params", "aggregator", "line")]
+    found.update(repr(plainly).encode())
+    return found.hexdigest()
+
+
+def about_of(content: bytes):
+    """What a checkpoint says of itself, read by hand."""
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    return json.loads(header["__metadata__"]["noisegate"])
+
+
+async def server_life(world: World) -> dict | None:
+    """A server from its start to its end; None if it crashed."""
+    trial, disk, died = world.trial, world.disk, asyncio.Event()
+    disk.on_death = functools.partial(asyncio.get_running_loop().call_soon_threadsafe, died.set)
+    server = Server(
+        build_model("mlp", SHAPE, CLASSES, stream(0, "weights")), trial.auxiliary, trial.settings, test=trial.test
+    )
+    server.end_time = 2.0
+    running, death = asyncio.ensure_future(server.run()), asyncio.ensure_future(died.wait())
+    await asyncio.wait({running, death}, timeout=LONG, return_when=asyncio.FIRST_COMPLETED)
+    death.cancel()
+    if not disk.dead:
+        return await running
+    running.cancel()
+    (error,) = await asyncio.gather(running, return_exceptions=True)
+    assert isinstance(error, Crash | asyncio.CancelledError), error
+    await world.stop()
+    return None
+
+
+def crash_server(trial: Trial, crashes: list[tuple[int, str]]) -> tuple[int, int]:
+    """A run in which the server crashes at these steps. Gives the steps of its last life, and the crashes."""
+    shutil.rmtree(trial.state, ignore_errors=True)
+    trial.state.mkdir()
+    disk, left = Disk(trial.state), list(crashes)
+    world = World(trial, disk)
+    recover, write, log = StateFolder.recover, StateFolder.write_checkpoint, StateFolder.log_round
+
+    def recovered(store, first):
+        found = recover(store, first)
+        world.recovered(store, found)
+        return found
+
+    with on(disk), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StateFolder, "recover", recovered)
+        patch.setattr(StateFolder, "write_checkpoint", lambda *given: world.write_checkpoint(write, *given))
+        patch.setattr(StateFolder, "log_round", lambda *given: world.log_round(log, *given))
+        patch.setattr(Reception, "start", lambda reception, *_: world.start(reception))
+        patch.setattr(Reception, "stop", lambda reception: world.stop())
+        while True:
+            disk.arm(*left.pop(0) if left else ())
+            if (result := asyncio.run(server_life(world))) is not None:
+                break
+            disk.restart()
+    steps, rounds = disk.steps, trial.settings.rounds
+    assert result["judged"] >= rounds - disk.crashes
+    assert world.ended == set(trial.names)
+    for name, found in result["workers"].items():
+        assert world.receipts[name] <= found["counter"] <= len(world.sent[name])
+        assert found["counter"] >= rounds - disk.crashes
+    assert about_of((trial.state / "checkpoint.safetensors").read_bytes())["judged"] == result["judged"]
+    if all(mode in (KILL, TORN) for _, mode in crashes):
+        assert len(trial.records()) == result["judged"]
+    return steps, disk.crashes
+
+
+@pytest.fixture
+def trial(tmp_path):
+    settings = {"rounds": 3, "quorum": 3, "deadline": 60.0, "least": 30.0, "stall": 600.0, "aggregator": "fortified"}
+    return Trial(tmp_path / "server", 3, believed_honest=2, **settings)
+
+
+def test_a_server_that_crashes_at_any_step_loses_at_most_that_round_and_uses_no_number_twice(trial):
+    steps, _ = crash_server(trial, [])
+    assert steps > 50
+    crashes = 0
+    for at in range(steps):
+        for mode in MODES:
+            crashes += crash_server(trial, [(at, mode)])[1]
+    assert crashes >= 3.5 * steps  # the last steps of a run come in any order
+    print(f"{crashes} crashes at {steps} steps")
