@@ -458,8 +458,12 @@ def test_no_bound_or_momentum_lets_an_example_move_a_sum_by_more_than_the_noise_
 def test_why_a_threshold_must_be_moderate():
     """In float32's smallest numbers a contribution rounds to twice its length. Terms with this bound are refused."""
     threshold, gradient = 1e-43, torch.ones(1, 20_000)
-    sent = contributions(WORKERS["clipped"](threshold=threshold), gradient, torch.zeros_like(gradient))
+    bound = WORKERS["clipped"]()
+    object.__setattr__(bound, "threshold", threshold)  # which it refuses by itself
+    sent = contributions(bound, gradient, torch.zeros_like(gradient))
     assert float(sent.double().norm()) > 1.9 * threshold
+    with pytest.raises(SpecError, match="threshold"):
+        WORKERS["clipped"](threshold=threshold)
     with pytest.raises(SpecError, match="threshold"):
         Terms.of(FOUND | {"worker": {"name": "clipped", "threshold": threshold}})
 

@@ -118,7 +118,9 @@ def accept_command(
         f"asks for     {found.rounds} rounds of {plain(found.model)} ({found.parameters} parameters), "
         f"batch {found.batch} of {found.declared} declared examples, sigma {found.sigma:.4g}"
     )
-    print(f"costs        epsilon {found.epsilon:g} at delta {found.delta:g}")
+    cost, said = found.cost(), found.epsilon
+    warning = "" if cost <= said else f"; the invitation says {said:g}, which is not so: do not agree"
+    print(f"costs        epsilon {cost if warning else said:.4g} at delta {found.delta:g}{warning}")
     if not yes:
         typer.confirm("Is this the fingerprint that the operator reads out, and do you agree?", abort=True)
     for line in enroll.accept(folder, found):

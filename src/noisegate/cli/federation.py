@@ -32,6 +32,7 @@ app = typer.Typer(
     help="Private training between real machines: try it on this one, or enroll workers on others.",
 )
 PORT = 7443
+LOOPBACK = ("127.0.0.1", "localhost")
 WORKERS, BYZANTINE = 5, 0.4
 """Of a trial, unless told otherwise: every worker is a process."""
 
@@ -87,7 +88,9 @@ def init_command(flags: InitFlags) -> None:
     """
     if flags.server_only:
         port = _port(flags.port) if flags.port is not None else PORT
-        settings = make_server(flags.spec(), flags.folder, f"0.0.0.0:{port}", flags.host or [])
+        here = all(host in LOOPBACK for host in flags.host or [])  # who tries it on one machine opens no port to others
+        listen = f"{'127.0.0.1' if here else '0.0.0.0'}:{port}"
+        settings = make_server(flags.spec(), flags.folder, listen, flags.host or [])
         print(f"made {flags.folder / layout.AUTHORITY} (keep ca.key safe) and {flags.folder / layout.SERVER}")
         print(f"each worker pays epsilon {settings.epsilon:g} at delta {settings.delta:g} for {settings.rounds} rounds")
         print(f"next: noisegate federation sign {flags.folder} REQUEST.pem for each worker, then")

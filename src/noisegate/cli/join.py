@@ -63,6 +63,8 @@ def join_command(
     else:
         for name, one in told.items():
             ended = "the run is over" if one["ended"] == "done" else "its budget is spent"
+            if one["ended"] != "done" and not one["rounds"]:
+                ended = "it left, for one round costs more than is left of its budget"
             print(f"{name}: {ended}; {one['rounds']} rounds, epsilon {one['epsilon']} at delta {one['delta']:g}")
     if len(told) < len(places):
         raise typer.Exit(2)

@@ -1,6 +1,7 @@
 """`noisegate serve`: the server of a federation, until its run is over."""
 
 import signal
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,8 +11,12 @@ import typer
 from noisegate.cli.bar import bar_of_rounds
 from noisegate.cli.terminal import Console
 from noisegate.compute import SMALL
+from noisegate.deploy.layout import server_folder
 from noisegate.federation.roster import Roster
 from noisegate.federation.server import Server
+
+TOLD = ("gather", "paused", "joined", "left", "gone", "ended early", "roster not believed")
+"""Events of the operators' log that are also shown."""
 
 
 def serve_command(
@@ -20,7 +25,8 @@ def serve_command(
     ],
 ) -> None:
     """Run a federation: wait for workers, send models, judge uploads. Started again, it goes on where it was."""
-    server, console = Server.of(folder), Console(stderr=True)
+    folder, console = server_folder(folder), Console(stderr=True)
+    server = Server.of(folder)
     if server.model.d * len(Roster.read(folder / "roster.toml").keys) < SMALL:
         torch.set_num_threads(1)  # for so few numbers, more threads only slow a round down
     rounds, where = server.terms.rounds, folder / "state"
@@ -35,7 +41,12 @@ def serve_command(
             if "accuracy" in line:
                 console.print(f"serve: {status}", soft_wrap=True, highlight=False)
 
-        server.watch = watch
+        def hear(line: Mapping[str, Any]) -> None:
+            if line["event"] in TOLD:
+                who = " ".join(str(line[key]) for key in ("worker", "why") if line.get(key))
+                console.print(f"serve: {line['event']}{': ' if who else ''}{who}", soft_wrap=True, highlight=False)
+
+        server.watch, server.hear = watch, hear
         result = server.serve()
     if result is None:
         console.print(f"interrupted: state saved in {where}; go on with the same command", soft_wrap=True)

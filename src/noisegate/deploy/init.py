@@ -198,7 +198,7 @@ def _common(spec: Spec, promise: Privacy, rounds: int, honest: int, listen: str)
         "delta": promise.delta,
         "worker": canonical["worker"],
         "aggregator": canonical["aggregator"],
-        "quorum": max(1, math.floor(PRESENT * honest)),
+        "quorum": max(1, math.ceil(PRESENT * honest)),
     }
 
 

@@ -11,6 +11,8 @@ from noisegate.deploy.fingerprints import server_fingerprint
 from noisegate.deploy.layout import to_toml
 from noisegate.errors import SpecError
 from noisegate.federation.keys import public_key
+from noisegate.federation.spending import Spending, price
+from noisegate.privacy import Cost
 from noisegate.settings import read_settings
 
 MARGIN = 1e-6
@@ -42,6 +44,11 @@ class Invitation:
     delta: float
     certificate: str
     authority: str
+
+    def cost(self) -> float:
+        """The epsilon of all its rounds, as a ledger reckons it, whatever the invitation states."""
+        each = Cost(self.declared, self.batch, "poisson", self.sigma, self.rounds)
+        return price([Spending(each, self.parameters, self.rounds)], self.delta)
 
     @classmethod
     def read(cls, path: Path) -> "Invitation":

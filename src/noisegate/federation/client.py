@@ -114,7 +114,8 @@ class WorkerStream:
     async def _one_stream(self, channel: grpc.aio.Channel, pause: float) -> tuple[WorkerOutcome | None, float]:
         """Take part over one stream. (how it ended, or None if it broke; the pause before the next one)."""
         call = channel.stream_stream(METHOD)()
-        await call.write(say(Kind.HELLO, self.holder.name, self.holder.key, {"noisegate": __version__}))
+        with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # why the server hung up is said to who reads
+            await call.write(say(Kind.HELLO, self.holder.name, self.holder.key, {"noisegate": __version__}))
         async with asyncio.timeout(TERMS_WITHIN):
             first = await _next(call)
         if first is None or self._is_refusal(first):

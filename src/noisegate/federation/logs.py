@@ -14,16 +14,18 @@ MOST_WORDS = 500
 """Characters of a text in a line."""
 
 
+Listener = Callable[[Mapping[str, Any]], None]
+Clock = Callable[[], float]
+
+
 class OperatorsLog:
     """Writes lines {"time", "event", ...}. A disk that is full is noted in `failure`, and the server stops.
 
-    append: writes one line, or raises StoreError.
+    append: writes one line, or raises StoreError. hear: is told each line too.
     """
 
-    def __init__(
-        self, append: Callable[[Mapping[str, Any]], None], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._append, self._clock = append, clock
+    def __init__(self, append: Listener, hear: Listener | None = None, clock: Clock = time.monotonic) -> None:
+        self._append, self._hear, self._clock = append, hear, clock
         self._allowance, self._at = float(BURST), clock()
         self.unwritten = 0
         self.failure: StoreError | None = None
@@ -34,6 +36,8 @@ class OperatorsLog:
         line |= {key: plain(value)[:MOST_WORDS] if isinstance(value, str) else value for key, value in about.items()}
         if self.unwritten:
             line["unwritten"], self.unwritten = self.unwritten, 0
+        if self._hear:
+            self._hear(line)
         try:
             self._append(line)
         except StoreError as error:

@@ -45,9 +45,9 @@ class Policy:
             public_key(key, "server")
 
     @classmethod
-    def read(cls, path: Path) -> "Policy":
+    def read(cls, path: Path | str) -> "Policy":
         """The policy in a TOML file."""
-        found = read_settings(path)
+        found = read_settings(Path(path))
         known: dict[str, Any] = {entry.name: float for entry in fields(cls)}
         known |= {"server": list, "batch": int, "declared": int, "parameters": int}
         for key in found:

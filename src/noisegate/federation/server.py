@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -50,8 +50,8 @@ class Server:
 
     model: whose parameters are the first model, unless the run was begun already. auxiliary: the server's own examples
     (x, y), which never leave it. test: examples (x, y) for the accuracy. watch: called with the line of each judged
-    round. A server that is started again goes on after the last checkpoint; the round in flight is lost, and its
-    number is not used again.
+    round. hear: called with each line of the operators' log. A server that is started again goes on after the last
+    checkpoint; the round in flight is lost, and its number is not used again.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Server:
         self.model, self.settings, self.auxiliary, self.test = FlatModel(model, loss), settings, auxiliary, test
         self.terms = settings.terms(self.model.d)
         self.watch: Callable[[dict[str, Any]], None] = lambda line: None
+        self.hear: Callable[[Mapping[str, Any]], None] = lambda line: None
         self.port = 0
         """Where it listens, once it does."""
         self.end_time = END_TIME
@@ -112,7 +113,7 @@ class Server:
         # RECOVER: read and check everything that an earlier process left.
         settings, credentials, key, roster = self.settings, *self._identity()
         store = StateFolder(settings.state, RunIdentity(self.terms, settings.settled_aggregator(), tuple(roster.keys)))
-        now = Serving(settings, Files(store, OperatorsLog(store.append_log), key), pool, self._judge)
+        now = Serving(settings, Files(store, OperatorsLog(store.append_log, self.hear), key), pool, self._judge)
         await now.in_thread(now.recover, self._first(len(roster.keys)), roster)
         self._serving, already = now, now.reception.next_round >= self.terms.rounds
         now.log.say("started", run=self.terms.run, round=now.reception.next_round, judged=now.checkpoint.judged)

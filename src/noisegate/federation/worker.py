@@ -76,6 +76,8 @@ class Worker:
     ) -> WorkerOutcome:
         """The same beside others in one event loop. executor: where uploads are computed."""
         with Ledger.open(place.ledger) as ledger:
+            if ledger.book.entries == 1:
+                tell("new ledger", what=f"nothing counts as spent yet in {place.ledger}")
             if ledger.note_data(self.fingerprint()):
                 tell("data changed", what="other examples than before; all that was charged stays charged")
             holder = self.holder(place, ledger)
