@@ -13,17 +13,20 @@ BIN    := $(VENV)/bin
 # These set TRITON_INTERPRET before Triton is imported, so they need a process of their own.
 KERNELS := $(wildcard tests/test_kernel*.py) tests/test_judging.py
 
+# These start processes and keep deadlines, so they have the machine for themselves, after all others.
+ALONE := $(patsubst %,tests/test_%.py,crashes deploy faults federation flower server)
+
 # Two halves of about the same length, side by side: these files, and all others. A new file falls into the second half.
 # `pytest --durations=0` says how long each test takes; move a name where the halves have drifted apart.
-HALF   := accountant audit crashes deploy federation flower fortified ledger one_line pages redteam resume run store
+HALF   := accountant audit fortified ledger one_line pages redteam resume run store
 FIRST  := $(filter-out $(KERNELS),$(wildcard $(HALF:%=tests/test_%.py)))
-SECOND := $(filter-out $(FIRST) $(KERNELS),$(wildcard tests/test_*.py))
+SECOND := $(filter-out $(FIRST) $(KERNELS) $(ALONE),$(wildcard tests/test_*.py))
 
 # The wheels of the lowest torch bring some 3 GB of CUDA along: LOWEST_TORCH=2.13.0 tries the rest with a smaller one.
 LOWEST       ?= .venv-lowest
 LOWEST_TORCH ?= 2.6.0
 
-.PHONY: demo test lint types unit unit-first unit-second kernels docs quick flower lowest versions bench wheel clean
+.PHONY: demo test lint types unit unit-first unit-second unit-alone kernels docs quick flower lowest versions bench wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/noisegate run
@@ -39,6 +42,7 @@ types: $(VENV)/developed
 
 unit: $(VENV)/developed
 	$(MAKE) --jobs=2 unit-first unit-second kernels
+	$(MAKE) unit-alone
 
 unit-first: $(VENV)/developed
 	$(BIN)/python -m pytest $(FIRST)
@@ -47,6 +51,9 @@ unit-first: $(VENV)/developed
 unit-second: $(VENV)/developed
 	$(BIN)/python -m pytest $(SECOND) > $(VENV)/unit-second.txt 2>&1; \
 	status=$$?; cat $(VENV)/unit-second.txt; exit $$status
+
+unit-alone: $(VENV)/developed
+	$(BIN)/python -m pytest $(ALONE)
 
 # Without Triton, which is installed on Linux alone, they are skipped, and say so.
 kernels: $(VENV)/developed
