@@ -34,7 +34,7 @@ MB = 2**20
 
 
 @pytest.fixture
-def nursery(tmp_path):
+def nursery():
     nursery = nursery_of_all()
     try:
         yield nursery
