@@ -22,11 +22,11 @@ import torch
 
 import wire_peers
 from federation_kit import LONG, House, expired, nursery_of_all, until, within
-from noisegate.errors import FederationError
+from noisegate.errors import FederationError, StoreError
 from noisegate.federation import wire
 from noisegate.federation.certificates import BACKDATED, identity_of, make_authority
 from noisegate.federation.keys import SigningKey
-from noisegate.federation.ledger import repair
+from noisegate.federation.ledger import Ledger, repair
 from noisegate.federation.wire import Kind
 from wire_peers import Certified, Peer, certified, sends, silence
 
@@ -239,7 +239,7 @@ UPLOADS = {
 def test_whatever_uploads_are_sent_each_has_its_word_and_the_run_goes_on(tmp_path, nursery):
     real, raw = 3, len(UPLOADS)
     house = House(
-        tmp_path, real + raw, rounds=25, believed_honest=4, quorum=4, deadline=2.0, least=0.5, stall=30.0, gather=20.0
+        tmp_path, real + raw, rounds=25, believed_honest=4, quorum=4, deadline=1.5, least=0.5, stall=30.0, gather=20.0
     )
     names = dict(zip(UPLOADS, house.names[real:], strict=True))
 
@@ -562,6 +562,15 @@ def test_workers_that_are_killed_or_stopped_or_have_a_wrong_clock_do_not_end_a_r
 # Files and disks.
 
 
+def refusal(ledger: Path) -> str:
+    """Why a ledger cannot be opened; empty if it can."""
+    try:
+        with Ledger.open(ledger):
+            return ""
+    except StoreError as error:
+        return str(error)
+
+
 def test_a_ledger_that_cannot_be_believed_or_written_stops_its_worker_and_not_the_run(tmp_path, nursery):
     house = House(tmp_path, 3, rounds=400, quorum=2, deadline=1.0, least=0.5, stall=30.0)
     ledger, file = house.ledger("w2"), house.ledger("w2") / "ledger.jsonl"
@@ -594,14 +603,10 @@ def test_a_ledger_that_cannot_be_believed_or_written_stops_its_worker_and_not_th
             new = shutil.copytree(ledger, tmp_path / "new")
             whole = file.read_bytes()
 
-            file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))  # truncated by a line
-            marks = (ledger / "outbox" / house.given["run"] / "pending.bin").exists()
-            if marks:  # the charge of what is pending is made anew, or the line is known to be missing
-                worker = nursery.join(house, "w2")
-                await asyncio.sleep(0.2)
-                worker.kill()
-                await worker.ended()
-                assert house.received("w2") <= house.charged("w2")
+            charged = house.charged("w2")
+            file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-1]))
+            why = refusal(ledger)  # none if that upload is still in the outbox: then it is charged anew
+            assert "lines are missing" in why if why else house.charged("w2") == charged
             file.write_bytes(b"".join(whole.splitlines(keepends=True)[:-3]))
             await refuses("lines are missing")
             file.write_bytes(whole[:-10])
@@ -677,7 +682,7 @@ def small_disk(folder: Path, kilobytes: int):
 
 
 def test_a_full_disk_at_the_server_and_at_a_worker_costs_nothing_but_time(tmp_path, nursery):
-    house = House(tmp_path, 3, rounds=200, quorum=2, gather=20.0, deadline=1.0, least=0.5, stall=30.0)
+    house = House(tmp_path, 3, rounds=150, quorum=2, gather=1.0, deadline=1.0, least=0.5, stall=30.0)
 
     async def filled_up(folder: Path, begin, what: str) -> None:
         """A process fails on a full disk. Then there is room again."""
@@ -711,9 +716,7 @@ def test_a_full_disk_at_the_server_and_at_a_worker_costs_nothing_but_time(tmp_pa
 
 
 def test_a_run_of_which_three_in_ten_are_absent_at_random_comes_to_its_end(tmp_path, nursery):
-    house = House(
-        tmp_path, 10, rounds=60, believed_honest=7, quorum=4, deadline=1.0, least=0.3, stall=10.0, gather=20.0
-    )
+    house = House(tmp_path, 10, rounds=40, believed_honest=7, quorum=4, deadline=0.8, least=0.2, stall=5.0, gather=5.0)
     draw = torch.Generator().manual_seed(15)
 
     async def absent(peer: Peer, model: wire.Message) -> None:
