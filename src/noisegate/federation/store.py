@@ -47,6 +47,11 @@ class StateFolder:
 
         StoreError if anything is damaged, missing or of another run. It never begins anew where something was begun.
         """
+        try:
+            for folder in (self.folder, self.folder.absolute().parent):  # an earlier process may have crashed before it
+                sync_folder(folder)
+        except OSError as error:
+            raise unwritable(self.folder, error) from None
         used = self._used()
         try:
             checkpoint, self.identity = read_checkpoint(self.folder / CHECKPOINT, self.identity)
