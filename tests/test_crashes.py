@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -39,6 +40,8 @@ from noisegate.models import build_model
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel
 from wire_peers import CLASSES, SHAPE, Trial
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, and fdatasync")
 
 KILL, TORN, POWER, HALF = "kill", "torn", "power", "half"
 """What a crash leaves: all that was written; a part of this write, or all of this step; what was synced; all names, and

@@ -13,6 +13,7 @@ import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -31,6 +32,8 @@ from noisegate.federation.wire import Kind
 from wire_peers import Certified, Peer, certified, sends, silence
 
 MB = 2**20
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc, and the signals and limits of Linux")
 
 
 @pytest.fixture
