@@ -31,7 +31,7 @@ TIMES = ("seconds", "ms_per_round", "sha256")
 SUMS = ("files",)
 """The checksums of the other files, of which rounds.jsonl and the model are looked at here. verdicts.npz may grow."""
 
-ADDED = ("byzantine_weight", "missing")
+ADDED = ("byzantine_weight", "missing", "recall", "attack_success", "fallback")
 """Keys of a result that are younger than the digests."""
 
 ROUNDS = 12

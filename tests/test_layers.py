@@ -19,8 +19,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 FLOORS = (
     (
-        *("capacity", "chacha", "checks", "compute", "entropy", "errors", "files", "kernels", "locks", "settings"),
-        *("streams", "vectors", "version"),
+        *("capacity", "chacha", "checks", "compute", "entropy", "errors", "files", "kernels", "locks", "marks"),
+        *("settings", "streams", "vectors", "version"),
     ),
     ("catalog", "data", "examples", "flips", "models", "roles", "sampling", "views"),
     ("aggregators", "attacks", "privacy", "workers"),
@@ -38,6 +38,7 @@ SAME_LAYER = {
     "entropy": {"chacha", "errors", "kernels"},
     "files": {"checks", "errors"},
     "locks": {"checks", "errors"},
+    "marks": {"checks", "entropy"},
     "settings": {"checks", "errors"},
     "streams": {"errors"},
     "vectors": {"errors", "kernels"},

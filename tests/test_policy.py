@@ -185,7 +185,7 @@ def test_a_policy_is_read_as_it_was_written(tmp_path):
     read = read_policy(tmp_path, as_toml(WRITTEN | {"sigma": 2, "batch": 8, "declared": 50, "parameters": 77}))
     assert read == Policy(4.0, 1e-5, (KEY.public.hex(),), 2.0, 8, 50, 77)
     assert read_policy(tmp_path, as_toml(WRITTEN)) == Policy(4.0, 1e-5, (KEY.public.hex(),))
-    assert {each.name for each in fields(Policy)} == {*WRITTEN, "sigma", "batch", "declared", "parameters"}
+    assert {each.name for each in fields(Policy)} == {*WRITTEN, "sigma", "batch", "declared", "parameters", "size"}
 
 
 @pytest.mark.parametrize("key", WRITTEN)

@@ -439,7 +439,7 @@ def small_federation(worker, attack, sigma: float = 0.5, byzantine: float = 0.4)
         sigma=1.0,
         sigma_base=1.0,
         epsilon=1e6,
-        delta=1e-2,
+        delta=1e-3,
         accountant="rdp",
         aggregator="mean",
         auxiliary=2,
@@ -608,7 +608,7 @@ def test_surrogate_examples_are_the_attackers_own_and_none_of_the_servers(toy, b
         sigma=50.0,
         sigma_base=50.0,
         epsilon=10.0,
-        delta=1e-2,
+        delta=1e-3,
         accountant="rdp",
     )
     run = prepare(spec, Compute(device="cpu"), toy()).federation

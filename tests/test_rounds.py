@@ -12,8 +12,9 @@ from noisegate import Compute, Dataset, Spec
 from noisegate.capacity import Capacity, places
 from noisegate.errors import SpecError
 from noisegate.examples import Holdings, gather
+from noisegate.marks import DRAWN_AT_ONCE
 from noisegate.runs.setup import SharedData, prepare
-from noisegate.sampling import DRAWN_AT_ONCE, FixedSize, Poisson
+from noisegate.sampling import FixedSize, Poisson
 from noisegate.simulate import Federation, Rounds, Training, accuracy, first_state, play, side_by_side, start
 from noisegate.streams import stream
 
@@ -45,7 +46,7 @@ def federation(memory: int = 1024, **settings) -> Federation:
         "sigma": 1.0,
         "sigma_base": 1.0,
         "epsilon": 1e6,
-        "delta": 1e-2,
+        "delta": 1e-3,
         "accountant": "rdp",
         "batch": 8,
     } | settings
@@ -295,7 +296,7 @@ def test_a_phase_that_cannot_be_compared_is_refused():
 
 
 def ready(**settings):
-    spec = Spec(model="mlp", workers=5, rounds=20, sigma=1.0, sigma_base=1.0, epsilon=1e6, delta=1e-2, batch=8)
+    spec = Spec(model="mlp", workers=5, rounds=20, sigma=1.0, sigma_base=1.0, epsilon=1e6, delta=1e-3, batch=8)
     return prepare(replace(spec, **settings), Compute(device="cpu"), pictures())
 
 
@@ -335,7 +336,7 @@ class Slow(nn.Module):
 def test_training_does_not_wait_for_an_examination_but_whoever_asks_gets_every_line():
     gate = threading.Event()
     gate.set()
-    spec = Spec(workers=5, rounds=20, sigma=1.0, sigma_base=1.0, epsilon=1e6, delta=1e-2, batch=8)
+    spec = Spec(workers=5, rounds=20, sigma=1.0, sigma_base=1.0, epsilon=1e6, delta=1e-3, batch=8)
     setup = prepare(spec, Compute(device="cpu"), pictures(), Slow(gate))
     training = Training(setup.federation, start(setup.federation), setup.x_test, setup.y_test, 8)
     gate.clear()

@@ -150,6 +150,7 @@ OTHERWISE = {
     "auxiliary_from": "kmnist",
     "declared": 100,
     "secret": True,
+    "redeal": True,
     "absent": 0.1,
 }
 

@@ -195,9 +195,9 @@ def test_people_see_a_table(cli, grid):
     assert answer.status == 0
     assert answer.err.startswith("sweep: 4 runs, 1 at a time, kept in runs/sweep-grid")
     lines = [line.split() for line in answer.out.splitlines()]
-    assert lines[0] == ["attack", "mean", "min", "max", "seeds"]
+    assert lines[0] == ["attack", "mean", "min", "max", "seeds", "worst", "class"]
     assert lines[1][0] == "zero"
-    assert lines[1][-1] == "2"
+    assert lines[1][-2] == "2"
     assert lines[2][:3] == ["gaussian", "(scale", "2.0)"]
     assert lines[-1] == ["kept", "in", "runs/sweep-grid"]
     again = cli("sweep", path, *FLAGS)

@@ -94,6 +94,15 @@ def count(**settings: Any) -> None:
             raise refuse(name, value, f"must be at most {LARGEST}")
 
 
+def label(classes: int | None = None, /, **settings: Any) -> None:
+    """Each setting must be the number of a class: 0 or more, and one of `classes`, if that is known."""
+    for name, value in settings.items():
+        if not (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= LARGEST):
+            raise refuse(name, value, "must be the number of a class, 0 or more")
+        if classes is not None and value >= classes:
+            raise refuse(name, value, f"the classes of the data are 0 to {classes - 1}")
+
+
 def fraction(**settings: Any) -> None:
     """Each setting must be at least 0 and below 1."""
     for name, value in settings.items():

@@ -8,6 +8,8 @@ NoisegateError
 ├── PolicyError    a worker's own policy forbids what a server asks for
 └── FederationError  a peer of a federation cannot be reached, or is not who it must be
 
+NoisegateWarning is what noisegate warns of on purpose; nothing was refused.
+
 A message says what, which value, which rule, and what to do. The command line prints it on one line and exits with 2.
 """
 
@@ -38,3 +40,7 @@ class PolicyError(NoisegateError):
 
 class FederationError(NoisegateError):
     """A peer of a federation cannot be reached, or is not who it must be."""
+
+
+class NoisegateWarning(UserWarning):
+    """Something that is allowed, and rarely meant."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
+from noisegate import checks
 from noisegate.entropy import Randomness
 from noisegate.views import AdversaryView, DataView, ServerView, State, Verdict
 from noisegate.views import Knowledge as Knowledge
@@ -95,6 +96,35 @@ class Attack(Protocol):
 
     def forge(self, view: AdversaryView) -> Tensor | None:
         """(M, d) what the adversary's workers send; None for what the protocol computed."""
+
+
+@typing.runtime_checkable
+class Triggered(Protocol):
+    """An attack that teaches the model to call everything that carries its trigger `target`. Any attack may be one.
+
+    By these two a run measures how far it succeeded (`Result.attack_success`).
+    """
+
+    target: int
+
+    def trigger(self, x: Tensor) -> Tensor:
+        """These examples with the trigger put on. It draws nothing, and leaves `x` as it is."""
+
+
+def trigger_of(attack: Any) -> Triggered | None:
+    """What an attack declares of its trigger; None if it has none. One that plays another has `triggered` say it."""
+    if callable(found := getattr(attack, "triggered", None)):
+        return typing.cast("Triggered | None", found())
+    has = isinstance(attack, Triggered) and isinstance(attack.target, int)
+    return typing.cast(Triggered, attack) if has else None
+
+
+def check_classes(attack: Any, classes: int) -> None:
+    """Raise SpecError if an attack names a class that the data do not have. Only some attacks have `check_classes`."""
+    if callable(check := getattr(attack, "check_classes", None)):
+        check(classes)
+    if (trigger := trigger_of(attack)) is not None:
+        checks.label(classes, target=trigger.target)
 
 
 @typing.runtime_checkable

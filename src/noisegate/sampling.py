@@ -8,13 +8,15 @@ so nobody can draw one way and be charged for another. Symbols: batch b_c, examp
   the rate of all others, and cost more than is priced (tests/test_adjacency.py). Who holds fewer examples than declared
   pads with nothing, so |D_i| stays private. Neighbors add or remove one example, which moves a sum of vectors of length
   at most 1 by at most 1.
+* `equal`: as `poisson`, but with a declared number for each worker, its own public size, so that everyone expects the
+  same batch. The smallest worker then has the highest rate, and its need sets the noise of all.
 * `fixed`: b_c examples of |D_i|, uniformly, without replacement. |D_i| is public. Neighbors replace one example, which
   moves that sum by up to 2: one vector out, another one in.
 
 A batch can be drawn without dp-accounting; only `event` and `neighboring` need it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar, Protocol
@@ -23,12 +25,15 @@ import torch
 from torch import Tensor
 
 from noisegate.checks import count, positive, refuse
-from noisegate.entropy import Randomness, uniforms
+from noisegate.entropy import Randomness
 from noisegate.errors import PrivacyError
+from noisegate.marks import below, held_by, joined, uniform_blocks
 
-DRAWN_AT_ONCE = 256
-"""Workers whose uniforms exist at the same time. Part of what a seed means on a CUDA device: not to be changed."""
+ADD_OR_REMOVE, REPLACE_ONE = "add-or-remove", "replace-one"
+"""What neighboring data sets differ in."""
 
+EQUAL = "equal"
+"""The name of `EqualBatch`, and the word that a spec may give for `batch`."""
 
 Draw = Callable[[Randomness], Tensor]
 """Gives (n, longest) bool: which of its examples each worker uses this time."""
@@ -40,6 +45,8 @@ class Sampling(Protocol):
     name: ClassVar[str]
     relation: ClassVar[str]
     sensitivity: ClassVar[float]
+    follows_size: ClassVar[bool]
+    """Whether who holds more examples draws more of them."""
 
     @property
     def batch(self) -> int:
@@ -87,8 +94,9 @@ class Poisson:
 
     batch: int
     name: ClassVar[str] = "poisson"
-    relation: ClassVar[str] = "add-or-remove"
+    relation: ClassVar[str] = ADD_OR_REMOVE
     sensitivity: ClassVar[float] = 1.0
+    follows_size: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         count(batch=self.batch)
@@ -100,11 +108,10 @@ class Poisson:
         about 1e-16. A float32 has 24: it would miss by up to 6e-8, a relative error of 1e-5 at a rate of
         0.005, and the accountant would not know.
         """
-        held, chance = _held(sizes), self.rate(declared)
+        held, chance = held_by(sizes), self.rate(declared)
 
         def draw(rng: Randomness) -> Tensor:
-            drawn = [_below(uniform, chance) for _, uniform in _uniform(held, rng)]
-            return _joined(drawn) if held.all else _joined(drawn).logical_and_(held.marks)
+            return held.among([below(uniform, chance) for _, uniform in uniform_blocks(held, rng)])
 
         return draw
 
@@ -143,29 +150,64 @@ class Poisson:
 
 
 @dataclass(frozen=True)
+class EqualBatch(Poisson):
+    """Every example by itself, with probability batch / its worker's own public size: equal expected batches.
+
+    The sizes are taken for public constants. A worker that drew at a rate which followed its data would pay more than
+    is priced (tests/test_adjacency.py), so this one is for simulated runs that are not secret.
+    """
+
+    name: ClassVar[str] = EQUAL
+    follows_size: ClassVar[bool] = False
+
+    def over(self, sizes: Tensor, declared: int) -> Draw:
+        """As `Poisson`, each worker at its own rate."""
+        held = held_by(sizes)
+        _fits(self.batch, int(sizes.min()))
+        chances = self.batch / sizes.to(torch.float64)[:, None]
+
+        def draw(rng: Randomness) -> Tensor:
+            return held.among([uniform < chances[block] for block, uniform in uniform_blocks(held, rng)])
+
+        return draw
+
+    def priced(self, sizes: Sequence[int], declared: int) -> list[int]:
+        """Each worker's own: the smallest has the highest rate."""
+        return list(sizes)
+
+    def largest_sum(self, workers: int, held: int, declared: int, tail: float) -> int:
+        """A Poisson quantile, with `batch` for each worker on average."""
+        from scipy.stats import poisson
+
+        _tail(tail)
+        return int(poisson.isf(tail, workers * self.batch))
+
+
+@dataclass(frozen=True)
 class FixedSize:
     """Exactly `batch` examples, every subset of that size equally likely."""
 
     batch: int
     name: ClassVar[str] = "fixed"
-    relation: ClassVar[str] = "replace-one"
+    relation: ClassVar[str] = REPLACE_ONE
     sensitivity: ClassVar[float] = 2.0
+    follows_size: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         count(batch=self.batch)
 
     def over(self, sizes: Tensor, declared: int) -> Draw:
         """Marked are the smallest of independent uniform keys (float64, so that ties hardly occur)."""
-        held = _held(sizes)
+        held = held_by(sizes)
         _fits(self.batch, int(sizes.min()))
 
         def draw(rng: Randomness) -> Tensor:
             drawn = []
-            for block, keys in _uniform(held, rng):
+            for block, keys in uniform_blocks(held, rng):
                 keys.masked_fill_(~held.marks[block], 2.0)  # never drawn
                 smallest = torch.topk(keys, self.batch, dim=1, largest=False, sorted=False).indices
                 drawn.append(torch.zeros_like(held.marks[block]).scatter_(1, smallest, True))
-            return _joined(drawn)
+            return joined(drawn)
 
         return draw
 
@@ -202,7 +244,11 @@ class FixedSize:
         return workers * self.batch
 
 
-SAMPLINGS: dict[str, type[Poisson] | type[FixedSize]] = {"poisson": Poisson, "fixed": FixedSize}
+SAMPLINGS: dict[str, type[Poisson] | type[FixedSize]] = {
+    "poisson": Poisson,
+    EQUAL: EqualBatch,
+    "fixed": FixedSize,
+}
 
 
 def accounting() -> ModuleType:
@@ -222,47 +268,6 @@ def _fits(batch: int, examples: int) -> None:
     count(examples=examples)
     if batch > examples:
         raise refuse("batch", batch, f"a worker has only {examples} examples; lower batch to {examples} or less")
-
-
-@dataclass(frozen=True, eq=False)
-class _Held:
-    """marks: (n, longest) which numbers are those of examples. all: whether every one is."""
-
-    marks: Tensor
-    all: bool
-
-
-def _held(sizes: Tensor) -> _Held:
-    longest = check_sizes(sizes)
-    marks = torch.arange(longest, device=sizes.device) < sizes[:, None]
-    return _Held(marks, bool(marks.all()))
-
-
-def _uniform(held: _Held, rng: Randomness) -> Iterator[tuple[slice, Tensor]]:
-    """(which workers, a float64 uniform for each of their examples), a block of workers at a time."""
-    n, longest = held.marks.shape
-    for first in range(0, n, DRAWN_AT_ONCE):
-        block = slice(first, min(first + DRAWN_AT_ONCE, n))
-        shape = block.stop - first, longest
-        yield block, uniforms(rng, shape, held.marks.device)
-
-
-def _below(uniform: Tensor, chance: float) -> Tensor:
-    return uniform < chance if uniform.is_cuda else torch.from_numpy(uniform.numpy() < chance)
-
-
-def _joined(blocks: list[Tensor]) -> Tensor:
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
-
-
-def check_sizes(sizes: Tensor) -> int:
-    """The largest size, after checking that they are sizes of at least 1."""
-    if sizes.dim() != 1 or len(sizes) == 0 or sizes.dtype != torch.int64:
-        shape = f"{tuple(sizes.shape)} {sizes.dtype}"
-        raise refuse("sizes", shape, "must be one int64 number of examples for each worker, shape (n,), n >= 1")
-    smallest, longest = torch.stack(torch.aminmax(sizes)).tolist()
-    count(examples=smallest)
-    return int(longest)
 
 
 def _tail(tail: float) -> None:

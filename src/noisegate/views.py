@@ -73,6 +73,8 @@ class Verdict:
         Unless given, those who were kept have equal shares. An aggregator that is no weighted mean, such as a median,
         leaves it at that.
     score: (n,) what the aggregator ranks by (zero where it ranks by nothing).
+    fell_back: () bool, whether what the aggregator takes for granted did not hold in this round, and it answered by a
+        simpler rule. None for an aggregator that never does.
     state: handed back to the aggregator next round; tensors only, so that it can be saved.
         A round may be played again, so an aggregator answers with new tensors and writes to none that it was handed.
     """
@@ -83,6 +85,7 @@ class Verdict:
     score: Tensor
     state: State = field(default_factory=dict)
     weights: Tensor = None  # type: ignore[assignment]  # is there once it is made
+    fell_back: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.weights is None and isinstance(self.kept, Tensor):
@@ -92,7 +95,8 @@ class Verdict:
     def copy(self) -> "Verdict":
         """The same in memory of its own, without the aggregator's state: what an adversary is shown of a verdict."""
         update, kept, reason, score = (each.clone() for each in (self.update, self.kept, self.reason, self.score))
-        return Verdict(update, kept, reason, score, weights=self.weights.clone())
+        fell_back = None if self.fell_back is None else self.fell_back.clone()
+        return Verdict(update, kept, reason, score, weights=self.weights.clone(), fell_back=fell_back)
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,9 @@ class ServerView:
     last: (n, d) what was last received from everyone; zeros before the first upload. A malformed one counts as zeros.
     missing: (n,) whose upload did not arrive in this round; None if all did. This accuses nobody: absence alone
         neither costs a worker its standing nor earns it any.
+    expected: (n,) how many examples each worker's upload is expected to be made of, over `batch`: its claimed size over
+        the declared one, at most `protocol.claims.MOST_CLAIMED`. A claim is public and unchecked. None means 1 for all.
+    momentum: the share of its own last upload that an honest worker mixes into every example.
     """
 
     uploads: Tensor
@@ -135,6 +142,8 @@ class ServerView:
     strata: int = 1
     last: Tensor | None = None
     missing: Tensor | None = None
+    expected: Tensor | None = None
+    momentum: float = 0.0
 
     def mark_absent(self, reason: Tensor) -> Tensor:
         """`reason` (n,), in which malformed and missing uploads are now called so. It is written to."""

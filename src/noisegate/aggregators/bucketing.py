@@ -68,7 +68,9 @@ class Bucketing(Wrapper):
         verdict = self.aggregator(seen, state)
         kept = (member & verdict.kept[:, None]).any(0)
         score = torch.where(member, verdict.score[:, None], 0.0).sum(0)
-        return verdict_of(view, verdict.update, kept, score, verdict.state, verdict.weights.double() @ shares(member))
+        composed = verdict.weights.double() @ shares(member)
+        found = verdict_of(view, verdict.update, kept, score, verdict.state, composed)
+        return replace(found, fell_back=verdict.fell_back)
 
 
 def buckets(view: ServerView, size: int) -> Tensor:

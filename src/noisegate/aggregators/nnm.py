@@ -56,7 +56,8 @@ class NearestNeighborMixing(Wrapper):
         verdict = self.aggregator(seen, state)
         kept = (near & verdict.kept[:, None]).any(0)
         composed = verdict.weights.double() @ weights.double()
-        return verdict_of(view, verdict.update, kept, verdict.score, verdict.state, composed)
+        found = verdict_of(view, verdict.update, kept, verdict.score, verdict.state, composed)
+        return replace(found, fell_back=verdict.fell_back)
 
 
 def nearest(view: ServerView, count: int | Tensor) -> Tensor:

@@ -14,6 +14,9 @@ from noisegate.roles import Aggregator
 from noisegate.vectors import counting
 from noisegate.views import Reason, ServerView, State, Verdict
 
+CREDIT = ("total", "earned", "attended", "missed", "allowance")
+"""What is carried from one round to the next for each worker, as `add_up` explains it."""
+
 
 @dataclass(frozen=True)
 class TwoStage(Aggregator):
@@ -141,8 +144,7 @@ def add_up(score: Tensor, view: ServerView, state: State) -> dict[str, Tensor]:
 
     score: (n,) what this round's uploads are credited with; zero for those that are missing.
     """
-    names = ("total", "earned", "attended", "missed", "allowance")
-    total, earned, attended, missed, allowance = (state.get(name, torch.zeros_like(score)) for name in names)
+    total, earned, attended, missed, allowance = (state.get(name, torch.zeros_like(score)) for name in CREDIT)
     earned = earned + score
     if view.missing is None:
         attended = attended + 1
@@ -152,4 +154,4 @@ def add_up(score: Tensor, view: ServerView, state: State) -> dict[str, Tensor]:
         allowance = allowance + torch.where(view.missing, usual, 0.0)
         attended, missed = attended + ~view.missing, missed + view.missing
     total = earned + torch.minimum(earned / attended.clamp(min=1) * missed, allowance)
-    return dict(zip(names, (total, earned, attended, missed, allowance), strict=True))
+    return dict(zip(CREDIT, (total, earned, attended, missed, allowance), strict=True))

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from noisegate.attacks.a_little import ALittle
+from noisegate.attacks.backdoor import Backdoor
+from noisegate.attacks.class_hide import ClassHide
+from noisegate.attacks.class_swap import ClassSwap
 from noisegate.attacks.dormant import Dormant
 from noisegate.attacks.fang_krum import FangKrum
 from noisegate.attacks.fang_trimmed_mean import FangTrimmedMean
@@ -32,6 +35,9 @@ ATTACKS: dict[str, Callable[..., Any]] = {
     "large-norm": LargeNorm,
     "gaussian": Gaussian,
     "label-flip": LabelFlip,
+    "class-swap": ClassSwap,
+    "class-hide": ClassHide,
+    "backdoor": Backdoor,
     "gradient-ascent": GradientAscent,
     "sign-flip": SignFlip,
     "mimic": Mimic,
@@ -55,6 +61,9 @@ __all__ = [
     "ATTACKS",
     "ALittle",
     "ALittleTuned",
+    "Backdoor",
+    "ClassHide",
+    "ClassSwap",
     "Dormant",
     "FangKrum",
     "FangTrimmedMean",

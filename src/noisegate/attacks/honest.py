@@ -19,6 +19,9 @@ class Honest:
     def check(self, honest: int, byzantine: int) -> None:
         """Exists for any numbers."""
 
+    def check_classes(self, classes: int) -> None:
+        """Exists for any classes."""
+
     def phase(self, progress: float) -> Hashable:
         """Always the same."""
         return None

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from noisegate.roles import Attack, Knowledge
+from noisegate.roles import Attack, Knowledge, Triggered, check_classes, trigger_of
 from noisegate.views import KNOWS, AdversaryView, DataView
 
 
@@ -32,6 +32,15 @@ class Turns(ABC):
         """As both of its parts."""
         for attacking in (False, True):
             self.part(attacking).check(honest, byzantine)
+
+    def check_classes(self, classes: int) -> None:
+        """As both of its parts."""
+        for attacking in (False, True):
+            check_classes(self.part(attacking), classes)
+
+    def triggered(self) -> Triggered | None:
+        """As the attack that it plays at times."""
+        return trigger_of(self.part(True))
 
     def phase(self, progress: float) -> Hashable:
         """Which part it plays, and the phase of that part."""

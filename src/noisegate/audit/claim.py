@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from noisegate import privacy
 from noisegate.errors import SpecError
 from noisegate.runs.setup import Setup
-from noisegate.sampling import Sampling, accounting
+from noisegate.sampling import EQUAL, Sampling, accounting
 
 Array = NDArray[np.float64]
 
@@ -118,6 +118,11 @@ def claim_of(setup: Setup) -> Claim:
     if promise.accountant not in privacy.ACCOUNTANTS:
         raise SpecError(
             f"accountant = {promise.accountant!r}: the claim cannot be checked without dp-accounting; install it"
+        )
+    if run.mechanism.sampling.name == EQUAL:
+        raise SpecError(
+            f"sampling = {EQUAL!r}: has a claim for each size, and the clones of an audit are of one; audit sampling = "
+            f"'poisson' with declared = {declared_of(setup)}, which is what the smallest worker is promised"
         )
     return Claim(
         promise.epsilon,

@@ -17,7 +17,7 @@ FLOATS = 2**22
 def try_bound(setup: Setup) -> list[Check]:
     """How far one example moves a sum: of random gradients, and of the run's own model on its own data."""
     run = setup.federation
-    allowed = rounded_sensitivity(run.mechanism.worker, run.mechanism.batch)
+    allowed = rounded_sensitivity(run.mechanism.worker, run.mechanism.batch * run.mechanism.most)
     checks = []
     for name, move in (("random gradients", _random_move), ("the model", _model_move)):
         rng = stream(run.schedule.seed, f"audit/bound/{name}")

@@ -12,14 +12,15 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any
 
 from noisegate.checks import plain
 from noisegate.checks import told as words
-from noisegate.errors import NoisegateError
+from noisegate.errors import NoisegateError, NoisegateWarning
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 TRACE = "NOISEGATE_TRACEBACK"
@@ -68,7 +69,9 @@ def _status() -> int:
     try:
         with _ends_at_once():
             from noisegate.cli.commands import app
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _show(warnings.showwarning)
+            app()
     except SystemExit as end:
         if place := _plugins_frame(end.__traceback__):
             return _told(f"{place}: wanted to end the process (status {plain(str(end.code))})", REFUSED)
@@ -82,6 +85,18 @@ def _status() -> int:
             traceback.print_exc()
         return _explained(error)
     return 0
+
+
+def _show(others: Callable[..., None]) -> Callable[..., None]:
+    """Shows a warning of noisegate in one line. others: shows those of libraries."""
+
+    def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, NoisegateWarning):
+            print(plain(f"noisegate: warning: {message}")[:MOST_LINE], file=sys.stderr)
+        else:
+            others(message, category, *place, **more)
+
+    return show
 
 
 def _explained(error: BaseException) -> int:

@@ -1,11 +1,13 @@
 """The commands of `noisegate federation` by which workers on other machines come and go."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from noisegate.checks import plain
+from noisegate.cli.flags import takes
 from noisegate.deploy import enroll, layout, members
 from noisegate.deploy.init import new_run
 from noisegate.deploy.invitation import Invitation
@@ -58,34 +60,44 @@ def _told_request(folder: Path, made: enroll.OwnRequest) -> None:
     print(f"then: noisegate federation accept {folder} INVITATION.toml, which comes back")
 
 
-def sign_command(
-    server: ServerDir,
-    request: Annotated[Path, typer.Argument(metavar="REQUEST.pem", help="What the worker sent.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The invitation. [NAME.invitation.toml]")] = None,
-    authority: AuthorityDir = None,
+@dataclass(frozen=True)
+class SignFlags:
+    """The flags of `noisegate federation sign`."""
+
+    server: ServerDir
+    request: Annotated[Path, typer.Argument(metavar="REQUEST.pem", help="What the worker sent.")]
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The invitation. [NAME.invitation.toml]")] = None
+    authority: AuthorityDir = None
     address: Annotated[
         str, typer.Option(help="host:port at which workers reach the server. [first host of its certificate]")
-    ] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="The worker has new keys: take them.")] = False,
-    days: Days = DAYS,
-    yes: Yes = False,
-) -> None:
+    ] = ""
+    size: Annotated[
+        int | None, typer.Option(help="About how many examples the worker holds; public. [as many as are declared]")
+    ] = None
+    replace: Annotated[bool, typer.Option("--replace", help="The worker has new keys: take them.")] = False
+    days: Days = DAYS
+    yes: Yes = False
+
+
+@takes(SignFlags)
+def sign_command(flags: SignFlags) -> None:
     """At the operator's: check a worker's request, sign it, and write the worker into the roster.
 
     The invitation that is written goes back to the worker. Nothing in it is secret.
     """
-    home = layout.server_folder(server)
-    found = enroll.look_at(home, request)
-    path = out or Path(f"{found.name}{enroll.INVITATION}")
+    home = layout.server_folder(flags.server)
+    found = enroll.look_at(home, flags.request)
+    path = flags.out or Path(f"{found.name}{enroll.INVITATION}")
     _check_replaceable(path, found.name)
     known = "in the roster with this Ed25519 key" if found.known == found.key else "new"
     if found.known not in (None, found.key):
         known = f"in the roster with ANOTHER Ed25519 key, {(found.known or b'').hex()}"
     print(f"name         {found.name} ({known})")
     print(f"fingerprint  {found.fingerprint()}")
-    if not yes:
+    if not flags.yes:
         typer.confirm("Is this the fingerprint that the worker's machine shows?", abort=True)
-    made = enroll.sign(home, found, layout.authority_folder(home, authority), days, replace, address)
+    authority = layout.authority_folder(home, flags.authority)
+    made = enroll.sign(home, found, authority, flags.days, flags.replace, flags.address, flags.size)
     write_whole(path, made.to_toml())
     print(f"written {path}: send it to {found.name}")
     print(f"the server's fingerprint, to be read out when {found.name} accepts: {made.fingerprint()}")
@@ -118,6 +130,8 @@ def accept_command(
         f"asks for     {found.rounds} rounds of {plain(found.model)} ({found.parameters} parameters), "
         f"batch {found.batch} of {found.declared} declared examples, sigma {found.sigma:.4g}"
     )
+    if found.size:
+        print(f"lists you    with {found.size} examples, a public number")
     cost, said = found.cost(), found.epsilon
     warning = "" if cost <= said else f"; the invitation says {said:g}, which is not so: do not agree"
     print(f"costs        epsilon {cost if warning else said:.4g} at delta {found.delta:g}{warning}")

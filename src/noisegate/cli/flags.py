@@ -14,6 +14,7 @@ from noisegate.errors import SpecError
 from noisegate.privacy import PAPER, Delta
 from noisegate.runs import Spec, make_spec
 from noisegate.runs.spec import BEST, PARTS, partner_of
+from noisegate.sampling import EQUAL
 from noisegate.settings import read_settings
 
 Record = TypeVar("Record")
@@ -32,6 +33,10 @@ MemoryOfEach = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
+READ = ("spec_file", "delta", "batch", "settings")
+"""Flags whose texts are read here, and not by typer."""
+
+
 @dataclass(frozen=True)
 class SpecFlags:
     """What is to be run: a file of settings and the flags that override it. None: not given."""
@@ -48,7 +53,7 @@ class SpecFlags:
         float | None, typer.Option(help="Noise multiplier, instead of epsilon or beside it; 0 is no privacy.")
     ] = None
     accountant: Annotated[str | None, typer.Option(help="pld or rdp. [pld]")] = None
-    sampling: Annotated[str | None, typer.Option(help="poisson or fixed. [poisson]")] = None
+    sampling: Annotated[str | None, typer.Option(help="poisson, equal or fixed. [poisson]")] = None
     declared: Annotated[
         int | None,
         typer.Option(help="Examples that every worker declares: its rate is batch / declared. [their mean]"),
@@ -57,7 +62,9 @@ class SpecFlags:
         bool | None,
         typer.Option("--secret", help="Noise that nobody can draw again, so that the model can be given away."),
     ] = None
-    batch: Annotated[int | None, typer.Option(help="Examples per worker and round. [16]")] = None
+    batch: Annotated[
+        str | None, typer.Option(help="Examples per worker and round; or equal: as many for all. [16, by size]")
+    ] = None
     rate: Annotated[float | None, typer.Option(help="Base learning rate, scaled to the noise. [0.2]")] = None
     workers: Annotated[int | None, typer.Option(help="Honest workers.")] = None
     byzantine: Annotated[float | None, typer.Option(help="Byzantine share of all workers. [0.6]")] = None
@@ -76,6 +83,9 @@ class SpecFlags:
     )
     non_iid: Annotated[bool | None, typer.Option("--non-iid/--iid", help="The paper's uneven partition.")] = None
     dirichlet: Annotated[float | None, typer.Option(help="Uneven partition by Dirichlet of this concentration.")] = None
+    redeal: Annotated[
+        bool | None, typer.Option("--redeal", help="Deal the examples anew although the .npz says who holds them.")
+    ] = None
     auxiliary: Annotated[int | None, typer.Option(help="Examples per class that the server has. [2]")] = None
     auxiliary_from: Annotated[str | None, typer.Option(help="The data set that these are from. [the workers']")] = None
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it. [1]")] = None
@@ -87,8 +97,9 @@ class SpecFlags:
     def spec(self) -> Spec:
         """The run that is asked for: the file, then the flags, then --set; each overrides the one before."""
         gathered = read_settings(self.spec_file) if self.spec_file else {}
-        own = [entry.name for entry in fields(SpecFlags) if entry.name not in ("spec_file", "delta", "settings")]
-        given = {name: getattr(self, name) for name in own} | {"delta": read_delta(self.delta)}
+        own = [entry.name for entry in fields(SpecFlags) if entry.name not in READ]
+        given = {name: getattr(self, name) for name in own}
+        given |= {"delta": read_delta(self.delta), "batch": read_batch(self.batch)}
         gathered |= {name: value for name, value in given.items() if value is not None}
         for entry in sorted(self.settings or [], key=_settled_last):
             _set(entry, gathered)
@@ -130,6 +141,16 @@ def read_delta(text: str | None) -> Delta:
         return float(text)
     except ValueError:
         raise SpecError(f"delta = {text!r}: must be a number above 0 and below 1, or paper") from None
+
+
+def read_batch(text: str | None) -> int | str | None:
+    """The value of --batch: a number, or the word for equal batches."""
+    if text is None or text == EQUAL:
+        return text
+    try:
+        return int(text)
+    except ValueError:
+        raise SpecError(f"batch = {text!r}: must be a whole number, or {EQUAL}") from None
 
 
 def read_numbers(name: str, text: str, kind: type[float] | type[int]) -> list[Any]:

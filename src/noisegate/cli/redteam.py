@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 from rich.progress import MofNCompleteColumn
 
@@ -20,6 +21,7 @@ from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.redteam import Findings, red_team
 from noisegate.redteam.findings import Stage, Trial
+from noisegate.redteam.objectives import WORDS, Objective
 from noisegate.redteam.plot import describe, plot
 from noisegate.redteam.search import BUDGET, SHARES, check_search
 from noisegate.redteam.settings import BEHAVED, behaved
@@ -44,6 +46,9 @@ class RedteamFlags(SpecFlags):
     shares: Annotated[
         str, typer.Option(help="Byzantine shares at which the worst attacks are tried too, with commas between them.")
     ] = ",".join(map(str, SHARES))
+    objective: Annotated[
+        Objective, typer.Option(help="What is to be harmed: the accuracy, the recall of a class, or by a backdoor.")
+    ] = "accuracy"
     seeds: Annotated[
         str, typer.Option(help="Other seeds on which the worst case is repeated in the end, as 2,3,4. [none]")
     ] = ""
@@ -62,25 +67,35 @@ def redteam_command(flags: RedteamFlags) -> None:
     SPEC.toml and flags say what is attacked, as in `run`; --attack, with its settings, is only the first to be tried.
     """
     compute = Compute(device=flags.device, threads=flags.threads, memory=flags.memory)
-    spec = flags.spec()
+    spec, objective = flags.spec(), flags.objective
     shares, seeds = read_numbers("shares", flags.shares, float), read_numbers("seeds", flags.seeds, int)
     check_search(spec, flags.budget, shares)
     pool = Pool(compute, flags.jobs, time_limit=flags.time_limit)
     # What is wrong with the configuration itself is said once, and not once for every attack.
     setup = prepare(behaved(spec), compute)
     _check_there_are_byzantine_workers(spec, shares, setup)
+    counts = torch.bincount(setup.y_test, minlength=setup.federation.adversary.classes).tolist()
     examples, terms = len(setup.y_test), {spec.seed: costs.terms_of(behaved(spec), setup)}
     del setup  # which has its data on the device
-    if spec.sampling == "fixed":  # the noise follows how many examples the smallest worker holds, on each seed
+    if spec.sampling != "poisson":  # the noise follows how many examples the smallest worker holds, on each seed
         others = {seed: replace(behaved(spec), seed=seed) for seed in seeds}
         terms |= {seed: costs.terms_of(other, prepare(other, compute)) for seed, other in others.items()}
     console = Console(stderr=True, quiet=flags.as_json)
-    with TrialFolder(flags.out or Path("runs") / f"redteam-{spec.name()}", spec, pool.how) as folder:
+    out = flags.out or Path("runs") / f"redteam-{'' if objective == 'accuracy' else f'{objective}-'}{spec.name()}"
+    with TrialFolder(out, spec, pool.how, objective) as folder:
         _announce(console, flags.budget, pool, folder)
         try:
-            with _watched(console, flags.budget, spec.byzantine) as watch, pool:
+            with _watched(console, flags.budget, spec.byzantine, objective) as watch, pool:
                 evaluate = Evaluation(pool, folder, watch)
-                found = red_team(spec, evaluate, budget=flags.budget, shares=shares, seeds=seeds)
+                found = red_team(
+                    spec,
+                    evaluate,
+                    budget=flags.budget,
+                    shares=shares,
+                    seeds=seeds,
+                    objective=objective,
+                    counts=counts,
+                )
         except KeyboardInterrupt:
             told = f"interrupted: {runs(len(folder))} kept in {folder.path}; the same command goes on from there"
             Console(stderr=True).print(told, soft_wrap=True)
@@ -128,16 +143,19 @@ def _announce(console: Console, budget: int, pool: Pool, folder: TrialFolder) ->
 
 
 @contextmanager
-def _watched(console: Console, budget: int, share: float) -> Iterator[Callable[[Trial], None]]:
+def _watched(
+    console: Console, budget: int, share: float, objective: Objective = "accuracy"
+) -> Iterator[Callable[[Trial], None]]:
     """Give the function that is to be called with each trial that ends. share: the one whose worst case is told."""
     done, worst = 0, float("inf")
+    told = objective == "accuracy"  # what is worst for a class is known only beside the runs without an attack
 
     def watch(trial: Trial) -> None:
         nonlocal done, worst
         if trial.stage not in ("reference", "seeds"):
             done += trial.outcome.status != "skipped"
             worst = min(worst, trial.accuracy if trial.spec.byzantine == share else worst)
-        status = (f"worst so far {worst:.3f}; " if worst <= 1 else "") + _ended(trial)
+        status = (f"worst so far {worst:.3f}; " if told and worst <= 1 else "") + _ended(trial)
         bar.tell(f"{done} of at most {runs(budget)}; {status}", completed=done, status=status)
 
     with bar_of_runs(console, "redteam", MofNCompleteColumn(), total=budget) as bar:
@@ -170,7 +188,10 @@ def _write(found: Findings, folder: TrialFolder, pool: Pool) -> dict[str, Path]:
     if found.worst is not None:
         files["plot"] = folder.write("plot.html", plot(found))
         again = f"noisegate run worst.toml {pool.flags}"
-        head = f"# accuracy {found.worst.accuracy!r} with noisegate {__version__}; again with: {again}\n"
+        worth = f"accuracy {found.worst.accuracy!r}"
+        if found.measure.objective != "accuracy":
+            worth += f", {WORDS[found.measure.objective]} {found.measure.value(found.worst.outcome)!r}"
+        head = f"# {worth} with noisegate {__version__}; again with: {again}\n"
         files["worst_spec"] = folder.write("worst.toml", head + found.worst.spec.to_toml())
     return files
 
@@ -182,7 +203,7 @@ def _bills(found: Findings, terms: Mapping[int, costs.PricedRun]) -> list[costs.
     private examples.
     """
     yardsticks = [found.yardsticks, *(again.yardsticks for again in found.seeds)]
-    trials = [*found.trials, *(again.worst for again in found.seeds)]
+    trials = [*found.trials, *found.also, *(again.worst for again in found.seeds)]
     for by in yardsticks:
         trials += [by.reference, by.behaved]
     distinct = {trial.spec.name(): trial for trial in trials if trial.outcome.status != "skipped"}

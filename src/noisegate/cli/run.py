@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from noisegate.cli.table import show_result
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.runs import Result, Spec, costs, reference, run, undefended
+from noisegate.runs.fallback import told
 from noisegate.simulate import Progress
 
 
@@ -48,12 +49,12 @@ def run_command(flags: RunFlags) -> None:
 
     try:
         result = train(spec, out, "run 1 of 3" if compare else "run")
-        trained, proportion = [result], {}
+        trained, proportion = [result], dict[str, Any]()
         if compare:
             clean = train(reference(spec), out / "reference", "reference")
             averaged = train(undefended(spec), out / "undefended", "undefended")
             trained += [clean, averaged]
-            proportion = {"reference_accuracy": clean.accuracy, "undefended_accuracy": averaged.accuracy}
+            proportion = {**_beside("reference", clean), **_beside("undefended", averaged)}
     except KeyboardInterrupt:
         begun = (out / "checkpoint.safetensors").exists() or (out / "result.json").exists()
         saved = f"state saved in {out}; go on with the same command and --resume" if begun else "nothing was begun yet"
@@ -64,6 +65,14 @@ def run_command(flags: RunFlags) -> None:
         print(json.dumps({**result.as_dict(), **proportion, **costs.as_json(cost), "out": str(out)}, indent=2))
     else:
         show_result(result, proportion, cost[0], out)
+        if fallen := told(result.aggregator, result.fallback, result.rounds - result.rounds_lost):
+            console.print(fallen, soft_wrap=True, highlight=False)
+
+
+def _beside(word: str, result: Result) -> dict[str, Any]:
+    """What a run is compared with, by name. Without a trigger there is no attack_success."""
+    found = {"accuracy": result.accuracy, "recall": result.recall, "attack_success": result.attack_success}
+    return {f"{word}_{name}": value for name, value in found.items() if value is not None}
 
 
 def _watched(spec: Spec, compute: Compute, out: Path, resume: bool, console: Console, title: str) -> Result:

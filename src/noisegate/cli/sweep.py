@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
@@ -16,6 +17,7 @@ from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.redteam.plot import part
 from noisegate.runs import Spec, costs
+from noisegate.runs.recall import worst_class
 from noisegate.sweeps.bills import bills_of
 from noisegate.sweeps.sweep import SweepCell, SweepFolder, SweepGrid, read_grid
 
@@ -75,6 +77,19 @@ def _rows(grid: SweepGrid, cells: Sequence[SweepCell]) -> list[tuple[dict[str, A
     return list(rows.values())
 
 
+SHOWN = ("accuracy", "recall", "attack_success", "fallback")
+"""What is told of the result of each run. Those of earlier versions have the accuracy alone."""
+
+
+def _more(cells: Sequence[SweepCell]) -> dict[str, list[float]]:
+    """What the table shows beside the accuracy, where it applies: of each run that is done and has it."""
+    done = [cell.result for cell in cells if cell.result]
+    worst = [found.recall for result in done if (found := worst_class(result.get("recall")))]
+    success = [result["attack_success"] for result in done if result.get("attack_success") is not None]
+    fallback = [result.get("fallback", 0.0) for result in done]
+    return {"worst class": worst, "success": success, "fell back": fallback if any(fallback) else []}
+
+
 def _spread(cells: Sequence[SweepCell]) -> dict[str, float]:
     return spread(cell.result["accuracy"] for cell in cells if cell.result)
 
@@ -89,7 +104,7 @@ def _as_json(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder) -
                 "name": cell.spec.name(),
                 "settings": _settings(cell.spec, list(grid.axes)),
                 "status": cell.status,
-                "accuracy": cell.result["accuracy"] if cell.result else None,
+                **{name: cell.result.get(name) if cell.result else None for name in SHOWN},
                 "message": cell.message,
                 "folder": str(folder.run_path(cell.spec)),
             }
@@ -111,6 +126,9 @@ def _show(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder, cost
         table.add_column(key, overflow="fold")
     for name in ["mean", "min", "max", "seeds"] if seeds else ["accuracy"]:
         table.add_column(name, justify="right")
+    more = [name for name, values in _more(cells).items() if values]
+    for name in more:
+        table.add_column(name, justify="right")
     for settings, some in rows:
         accuracies, done = _spread(some), _count(some, "done")
         numbers = [f"{accuracies[name]:.3f}" if accuracies else "" for name in ("mean", "min", "max")]
@@ -118,6 +136,8 @@ def _show(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder, cost
             numbers.append(f"{done}" if done == len(some) else f"{done} of {len(some)}")
         else:
             numbers = [numbers[0] if accuracies else some[0].status]
+        beside = _more(some)
+        numbers += [f"{fmean(beside[name]):.3f}" if beside[name] else "" for name in more]
         table.add_row(*map(part, settings.values()), *numbers)
     console.print(table)
     for cell in cells:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from rich.table import Table
 
@@ -13,6 +14,7 @@ from noisegate.redteam.plot import part
 from noisegate.runs import Result, Spec
 from noisegate.runs.costs import Bill
 from noisegate.runs.promise import STATED
+from noisegate.runs.recall import worst_class
 
 MOST_MESSAGE = 300
 """Characters of a run's message that are shown."""
@@ -21,10 +23,10 @@ Row = tuple[str, str, str]
 """What a line is about, its number, and what the number means."""
 
 
-def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out: Path) -> None:
+def show_result(result: Result, proportion: Mapping[str, Any], cost: Bill, out: Path) -> None:
     """Print the short table that ends a run.
 
-    proportion: the accuracies of the reference and the undefended run, if they were run. cost: of all runs together.
+    proportion: what the reference and the undefended run found, if they were run. cost: of all runs together.
     """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
@@ -40,7 +42,7 @@ def show_result(result: Result, proportion: Mapping[str, float], cost: Bill, out
         console.print(research, style="dim", soft_wrap=True)
 
 
-def _accuracy(result: Result, proportion: Mapping[str, float]) -> Iterator[Row]:
+def _accuracy(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
     """How accurate the model is, and what that is to be compared with."""
     total = result.workers + result.byzantine_workers
     workers = f"{result.byzantine_workers} of {total} workers ({result.byzantine:.0%})"
@@ -52,8 +54,21 @@ def _accuracy(result: Result, proportion: Mapping[str, float]) -> Iterator[Row]:
         clean, averaged = proportion["reference_accuracy"], proportion["undefended_accuracy"]
         yield "reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean"
         yield "undefended", f"{averaged:.3f}", "plain mean under the same attack"
+    yield from _targets(result, proportion)
     if result.spec["worker"]["name"] != "normalized":
         yield "worker", "", f"{part(result.spec['worker'])}, batch {result.spec['batch']}, rate {result.spec['rate']:g}"
+
+
+def _targets(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
+    """The class that suffers most, and how far a trigger works. Older results have neither."""
+    if worst := worst_class(result.recall, proportion.get("reference_recall")):
+        beside = "" if worst.beside is None else f"; {worst.beside:.3f} in the reference"
+        yield "worst class recall", f"{worst.recall:.3f}", f"share of class {worst.label} that is recognized{beside}"
+    if result.attack_success is not None:
+        clean, averaged = (proportion.get(f"{word}_attack_success") for word in ("reference", "undefended"))
+        beside = "" if clean is None else f"; {clean:.1%} in the reference"
+        beside += "" if averaged is None else f", {averaged:.1%} undefended"
+        yield "attack success", f"{result.attack_success:.1%}", f"of other classes called the target{beside}"
 
 
 def _uploads(result: Result) -> Iterator[Row]:
@@ -62,6 +77,8 @@ def _uploads(result: Result) -> Iterator[Row]:
         yield "rounds lost", f"{result.rounds_lost}", "with a process that ended; paid for, never drawn again"
     yield "honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest"
     yield _byzantine_weight(result)
+    if result.fallback:
+        yield "rounds fallen back", f"{result.fallback:.1%}", "in which the aggregator's premise failed"
     if result.spec.get("absent"):
         missing = sum(_counted(result, "missing").values())
         sent = result.rounds * (result.workers + result.byzantine_workers)

@@ -3,7 +3,7 @@
 from noisegate.data.dataset import Dataset, hold_out
 from noisegate.data.files import fetch, locate, verify
 from noisegate.data.loading import load, own_path, read_examples
-from noisegate.data.partition import dirichlet, iid, non_iid
+from noisegate.data.partition import dirichlet, given, iid, non_iid
 from noisegate.data.source import DatasetSource, File
 from noisegate.data.sources import SOURCES
 
@@ -14,6 +14,7 @@ __all__ = [
     "File",
     "dirichlet",
     "fetch",
+    "given",
     "hold_out",
     "iid",
     "load",

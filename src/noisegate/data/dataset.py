@@ -16,6 +16,8 @@ class Dataset:
     A record that exists is sound: x and x_test are finite float32 of shape (N, ...) with the same feature
     shape, y and y_test are int64 of shape (N,) with values in 0..classes-1, each part has at least one
     example, and there are at least two classes.
+
+    owner: (N,) int64, 0 or more: which worker holds each example of x, where the data say so.
     """
 
     name: str
@@ -24,6 +26,7 @@ class Dataset:
     x_test: Tensor
     y_test: Tensor
     classes: int
+    owner: Tensor | None = None
 
     def __post_init__(self) -> None:
         checks.count(classes=self.classes)
@@ -36,11 +39,23 @@ class Dataset:
                 f"{self.name}: an example of x has shape {tuple(self.x.shape[1:])}, but one of x_test has "
                 f"{tuple(self.x_test.shape[1:])}; both parts need the same shape"
             )
+        if self.owner is not None:
+            _check_owner(self.name, self.owner, len(self.y))
 
     @property
     def shape(self) -> tuple[int, ...]:
         """The shape of one example: what a model builder takes."""
         return tuple(self.x.shape[1:])
+
+
+def _check_owner(name: str, owner: Tensor, examples: int) -> None:
+    if owner.dtype != torch.int64 or owner.shape != (examples,):
+        raise DataError(
+            f"{name}: owner must be int64 of shape ({examples},), one worker for each example of x, got {owner.dtype} "
+            f"of shape {tuple(owner.shape)}"
+        )
+    if int(owner.min()) < 0:
+        raise DataError(f"{name}: owner has {int(owner.min())}; workers are numbered 0, 1, 2, ...")
 
 
 def _check_part(name: str, x_name: str, x: Tensor, y_name: str, y: Tensor, classes: int) -> None:

@@ -25,7 +25,8 @@ def load(name: str, rng: torch.Generator | None = None) -> Dataset:
     Named data sets are checked against their published sums and are the same for every `rng`. An .npz holds
     `x` (N, ...) of any real dtype and `y` (N,) of whole numbers 0..classes-1, every class present, and may
     hold `x_test`, `y_test`; values are taken as they are, so scale them first. Without test arrays a fifth is
-    split off by `rng`, or by a fixed stream if that is None.
+    split off by `rng`, or by a fixed stream if that is None. An array `worker` (N,) of whole numbers says which worker
+    holds each example of `x`.
     """
     if path := own_path(name):
         return _own(path, stream(0, "npz-split") if rng is None else rng)
@@ -44,21 +45,24 @@ def own_path(name: str) -> Path | None:
 
 
 def _own(path: Path, rng: torch.Generator) -> Dataset:
-    arrays = archive(path, ("x", "y", "x_test", "y_test"))
+    arrays = archive(path, ("x", "y", "x_test", "y_test", "worker"))
     for key in ("x", "y"):
         if key not in arrays:
             raise DataError(f"{path}: has no array {key!r}; an .npz data set needs x and y")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path}: has only one of x_test and y_test; give both or neither")
     x, y = _features(path, "x", arrays["x"]), _labels(path, "y", arrays["y"])
+    owner = _owners(path, arrays["worker"], len(x)) if "worker" in arrays else None
     if "x_test" in arrays:
         x_test, y_test = (
             _features(path, "x_test", arrays["x_test"]),
             _labels(path, "y_test", arrays["y_test"]),
         )
     else:
-        x, y, x_test, y_test = _split(path, x, y, rng)
-    return Dataset(path.stem, x, y, x_test, y_test, _classes(path, torch.cat((y, y_test))))
+        train, test = _split(path, x, y, rng)
+        x, y, x_test, y_test = x[train], y[train], x[test], y[test]
+        owner = None if owner is None else _left(path, owner, train)
+    return Dataset(path.stem, x, y, x_test, y_test, _classes(path, torch.cat((y, y_test))), owner)
 
 
 def read_examples(path: Path, names: tuple[str, str] = ("x", "y")) -> tuple[Tensor, Tensor]:
@@ -97,6 +101,25 @@ def _labels(path: Path, key: str, array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
+def _owners(path: Path, array: NDArray[Any], examples: int) -> Tensor:
+    """Which worker holds each example."""
+    if array.ndim != 1 or len(array) != examples:
+        raise DataError(f"{path}: worker has shape {array.shape}; it must have shape ({examples},), one for each of x")
+    return _labels(path, "worker", array)
+
+
+def _left(path: Path, owner: Tensor, train: Tensor) -> Tensor:
+    """The owners of the training examples. DataError if the split left a worker nothing to train on."""
+    kept = owner[train]
+    gone = sorted(set(owner.tolist()) - set(kept.tolist()))
+    if gone:
+        raise DataError(
+            f"{path}: all examples of worker {gone[0]} were split off as test examples; give x_test and y_test, or "
+            "more examples of that worker"
+        )
+    return kept
+
+
 def _classes(path: Path, y: Tensor) -> int:
     """How many classes there are; refuses gaps, which would become outputs that no example ever trains."""
     present = torch.unique(y)
@@ -109,7 +132,8 @@ def _classes(path: Path, y: Tensor) -> int:
     return len(present)
 
 
-def _split(path: Path, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _split(path: Path, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """The numbers of the training examples and of the test examples."""
     tests = len(y) // ONE_TEST_IN
     if len(x) != len(y) or tests == 0:
         raise DataError(
@@ -117,5 +141,4 @@ def _split(path: Path, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tens
             f"fifth as test examples needs at least {ONE_TEST_IN}"
         )
     order = torch.randperm(len(y), generator=rng)
-    train, test = order[tests:], order[:tests]
-    return x[train], y[train], x[test], y[test]
+    return order[tests:], order[:tests]

@@ -66,6 +66,18 @@ def dirichlet(y: Tensor, workers: int, alpha: float, rng: torch.Generator, small
     )
 
 
+def given(owner: Tensor, workers: int) -> list[Tensor]:
+    """By the workers that hold the examples, in the order of their numbers. owner: (N,) the worker of each example."""
+    checks.count(workers=workers)
+    found = owner.unique().tolist()
+    if len(found) != workers:
+        raise DataError(
+            f"workers = {workers}: the data say who holds what, and name {len(found)} workers; give that number, or "
+            "leave workers out"
+        )
+    return [torch.nonzero(owner == number).flatten() for number in found]
+
+
 def _check(y: Tensor, workers: int, smallest: int) -> None:
     checks.count(workers=workers)
     if y.ndim != 1:

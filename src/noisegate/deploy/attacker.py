@@ -24,7 +24,7 @@ from noisegate.federation.worker import Worker
 from noisegate.federation.worker_folder import WorkerFolder
 from noisegate.protocol import Mechanism, upload_of_one
 from noisegate.protocol.intake import as_rows
-from noisegate.roles import Attack
+from noisegate.roles import Attack, check_classes
 from noisegate.views import AdversaryView, DataView, Verdict, checked_examples
 from noisegate.workers import mean_gradient
 
@@ -36,6 +36,7 @@ class HostileMaker:
     """Makes uploads by an attack. rounds: of the run, by which the attack knows how far it is."""
 
     def __init__(self, holder: Holder, attack: Attack, classes: int, rounds: int) -> None:
+        check_classes(attack, classes)
         self.holder, self.attack, self.classes, self.rounds = holder, attack, classes, rounds
         self.secret = Secret(holder.model.initial().device)
 

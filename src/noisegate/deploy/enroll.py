@@ -37,7 +37,7 @@ from noisegate.federation.certificates import (
 )
 from noisegate.federation.keys import MOST_PEM, SigningKey, read_private, write_private
 from noisegate.federation.policy import Policy
-from noisegate.federation.roster import Roster
+from noisegate.federation.roster import Roster, checked_size
 from noisegate.federation.settings import ServerSettings
 from noisegate.federation.worker_folder import AUTHORITY, CERTIFICATE, POLICY, TLS_KEY
 from noisegate.federation.worker_folder import SETTINGS as WORKER_SETTINGS
@@ -107,12 +107,19 @@ def look_at(server: Path, path: Path) -> WorkerRequest:
 
 
 def sign(
-    server: Path, found: WorkerRequest, authority: Path, days: int = DAYS, replace: bool = False, address: str = ""
+    server: Path,
+    found: WorkerRequest,
+    authority: Path,
+    days: int = DAYS,
+    replace: bool = False,
+    address: str = "",
+    size: int | None = None,
 ) -> Invitation:
     """Sign a request, write the worker into the roster, and give the invitation.
 
     replace: the worker may have another key than the roster says. address: "host:port" at which workers reach the
-    server, if it is not the first host of its certificate and the port that it listens on.
+    server, if it is not the first host of its certificate and the port that it listens on. size: the public number of
+    examples that the roster lists the worker with; unless given, the one that stands there.
     """
     roster = read_roster(server)
     known = roster.keys.get(found.name)
@@ -121,8 +128,10 @@ def sign(
             f"{found.name}: stands in the roster with another key, {(known or b'').hex()[:16]}...; choose another "
             "name, or say --replace if this worker has new keys"
         )
-    invitation = _invitation(server, found, sign_request(Authority.read(authority), found.content, days=days), address)
-    write_roster(server, Roster(roster.keys | {found.name: found.key}, roster.revoked))
+    sizes = roster.sizes | ({} if size is None else {found.name: checked_size(size, "size")})
+    certificate = sign_request(Authority.read(authority), found.content, days=days)
+    invitation = _invitation(server, found, certificate, address, sizes.get(found.name, 0))
+    write_roster(server, Roster(roster.keys | {found.name: found.key}, roster.revoked, sizes))
     serial = identity_of(invitation.certificate.encode()).serial
     issued = make_folder(authority / ISSUED)
     write_whole(issued / f"{found.name}.{serial:x}.pem", invitation.certificate.encode())
@@ -180,7 +189,7 @@ def accept(folder: Path, invitation: Invitation) -> list[str]:
     return told
 
 
-def _invitation(server: Path, found: WorkerRequest, certificate: bytes, address: str) -> Invitation:
+def _invitation(server: Path, found: WorkerRequest, certificate: bytes, address: str, size: int) -> Invitation:
     settings, path = ServerSettings.read(server / SETTINGS), server / SERVER_CERTIFICATE
     own = read_certificate(path)
     if not address:
@@ -207,6 +216,7 @@ def _invitation(server: Path, found: WorkerRequest, certificate: bytes, address:
         delta=settings.delta,
         certificate=certificate.decode(),
         authority=authority.decode(),
+        size=size,
     )
 
 

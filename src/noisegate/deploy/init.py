@@ -131,11 +131,13 @@ def _fill(part: Path, spec: Spec, setup: Setup, port: int) -> list[str]:
     byzantine = run.adversary.byzantine.tolist()
     _write_server(part, _plan_of_trial(spec, setup, f"127.0.0.1:{port}"))
     server, authority = part / layout.SERVER, part / layout.AUTHORITY
+    uneven = max(sizes) - min(sizes) > 1
     width = max(2, len(str(len(sizes))))
     names = [f"w{i:0{width}d}" for i in range(1, len(sizes) + 1)]
     for name, row, size in zip(names, holdings, sizes, strict=True):
         folder = layout.make_folder(part / layout.WORKERS / name, private=True)
-        accept(folder, sign(server, look_at(server, request(folder, name).path), authority))
+        asked = look_at(server, request(folder, name).path)
+        accept(folder, sign(server, asked, authority, size=size if uneven else None))
         own = row[:size]
         write_whole(folder / "data.npz", archive({"x": run.workers.x[own], "y": run.workers.y[own]}))
     return [name for name, hostile in zip(names, byzantine, strict=True) if hostile]

@@ -11,6 +11,7 @@ from noisegate.deploy.fingerprints import server_fingerprint
 from noisegate.deploy.layout import to_toml
 from noisegate.errors import SpecError
 from noisegate.federation.keys import public_key
+from noisegate.federation.roster import checked_size
 from noisegate.federation.spending import Spending, price
 from noisegate.privacy import Cost
 from noisegate.settings import read_settings
@@ -24,10 +25,16 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("sigma", "epsilon", "delta"), float),
 }
 
+OPTIONAL: dict[str, Any] = {"size": int}
+"""What an invitation may have beside that."""
+
 
 @dataclass(frozen=True)
 class Invitation:
-    """What comes back for a request. key: the server's public key, in hexadecimal. The rest is what its run asks."""
+    """What comes back for a request. key: the server's public key, in hexadecimal. The rest is what its run asks.
+
+    size: the public number of examples that the roster lists the worker with; 0 if it lists none.
+    """
 
     name: str
     server: str
@@ -44,6 +51,7 @@ class Invitation:
     delta: float
     certificate: str
     authority: str
+    size: int = 0
 
     def cost(self) -> float:
         """The epsilon of all its rounds, as a ledger reckons it, whatever the invitation states."""
@@ -54,10 +62,13 @@ class Invitation:
     def read(cls, path: Path) -> "Invitation":
         """The invitation in a file. SpecError if it is none."""
         found, where = read_settings(path), plain(path)
-        if wrong := set(KINDS).symmetric_difference(found):
+        if wrong := set(KINDS).symmetric_difference(set(found) - set(OPTIONAL)):
             said = plain(", ".join(sorted(wrong)))[: checks.MOST_SHOWN]
             raise SpecError(f"{where}: is not an invitation ({said} missing or unknown); ask the operator for one")
-        made = cls(**{key: typed(f"{where}: {key}", value, KINDS[key]) for key, value in found.items()})
+        kinds = KINDS | OPTIONAL
+        made = cls(**{key: typed(f"{where}: {key}", value, kinds[key]) for key, value in found.items()})
+        if made.size:
+            checked_size(made.size, f"{where}: size")
         public_key(made.key, f"{where}: key")
         return made
 
@@ -75,6 +86,7 @@ class Invitation:
             "batch": self.batch,
             "declared": self.declared,
             "parameters": self.parameters,
+            **({"size": self.size} if self.size else {}),
         }
         comment = "What this worker allows, whatever a server asks: epsilon and delta hold for all runs together.\n"
         return to_toml(asked, comment + "Made of what one run asks for; change it to what you allow.")
@@ -85,4 +97,5 @@ class Invitation:
             f"For the worker {self.name}: noisegate federation accept DIR THIS-FILE\n"
             f"Nothing here is secret. Compare the server's fingerprint by telephone: {self.fingerprint()}"
         )
-        return to_toml({key: getattr(self, key) for key in KINDS}, comment)
+        names = [*KINDS, *(OPTIONAL if self.size else ())]
+        return to_toml({key: getattr(self, key) for key in names}, comment)

@@ -26,7 +26,7 @@ def revoke(server: Path, authority: Path | None, name: str = "", serial: str = "
     Gives a line for each thing that was done. A server that runs reads the roster again within a second.
     """
     roster = read_roster(server)
-    numbers, keys = set(), dict(roster.keys)
+    numbers, keys, sizes = set(), dict(roster.keys), dict(roster.sizes)
     if serial:
         try:
             numbers.add(int(serial, 16))
@@ -37,7 +37,8 @@ def revoke(server: Path, authority: Path | None, name: str = "", serial: str = "
     else:
         numbers = _issued_to(name, authority)
         del keys[name]
-    write_roster(server, Roster(keys, roster.revoked | numbers))
+        sizes.pop(name, None)
+    write_roster(server, Roster(keys, roster.revoked | numbers, sizes))
     told = [f"{name}: is not in the roster any more"] if name else []
     told += [f"certificate {number:x}: revoked" for number in sorted(numbers)]
     if not keys:

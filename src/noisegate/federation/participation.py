@@ -69,7 +69,7 @@ class Participation:
                 f"parameters = {self.terms.parameters}: the server trains another model than this worker, whose model "
                 f"has {holder.model.d}; agree on one model"
             )
-        self.mechanism = self.terms.mechanism(holder.model, holder.examples)
+        self.mechanism = self.terms.mechanism(holder.model, holder.examples, policy.size)
         run, ledger = self.terms.run, holder.ledger
         ledger.begin(self.terms, self.server)
         ledger.check_receipt(run, message.counter)

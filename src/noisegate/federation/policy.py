@@ -12,7 +12,11 @@ from noisegate.federation.terms import Terms
 from noisegate.settings import read_settings
 
 MOST_HELD = 2
-"""How many times the least declared number a worker may hold."""
+"""How many times the least declared number, or its own listed size, a worker may hold."""
+
+SIZE_OFF = 0.1
+"""By how much, as a share, a worker's examples may differ from its listed size before it is told. A listed size that
+followed every example would not be public."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Policy:
     epsilon, delta: the most that all runs together may cost an example of this data set. server: the public keys
     (64 hexadecimal digits each) of the servers whose terms, models and receipts are believed. sigma: the smallest noise
     multiplier. batch: the largest batch. declared: the smallest declared number of examples; a smaller one draws
-    examples more often. parameters: the largest model.
+    examples more often. parameters: the largest model. size: the public number of examples that the roster lists this
+    worker with; 0 if it lists none. A larger one lets the worker hold more than the others, and pays for longer sums.
     """
 
     epsilon: float
@@ -32,11 +37,14 @@ class Policy:
     batch: int = 1024
     declared: int = 1
     parameters: int = 10_000_000
+    size: int = 0
 
     def __post_init__(self) -> None:
         checks.positive(epsilon=self.epsilon, delta=self.delta)
         checks.moderate(sigma=self.sigma)
         checks.count(batch=self.batch, declared=self.declared, parameters=self.parameters)
+        if self.size:
+            checks.count(size=self.size)
         if not self.delta < 1:
             raise checks.refuse("delta", self.delta, "must be above 0 and below 1")
         if not self.server:
@@ -49,7 +57,7 @@ class Policy:
         """The policy in a TOML file."""
         found = read_settings(Path(path))
         known: dict[str, Any] = {entry.name: float for entry in fields(cls)}
-        known |= {"server": list, "batch": int, "declared": int, "parameters": int}
+        known |= {"server": list, "batch": int, "declared": int, "parameters": int, "size": int}
         for key in found:
             if key not in known:
                 where = checks.plain(path)
@@ -84,11 +92,26 @@ class Policy:
         and their sum rounds by more than the noise allows for. This is not asked of terms: their answers would tell
         the number.
         """
-        if held > MOST_HELD * self.declared:
+        if held > MOST_HELD * max(self.declared, self.size):
             raise PolicyError(
                 f"declared = {self.declared}: this worker holds more than {MOST_HELD} times as many examples; let its "
-                "policy declare at least half of about as many as it holds"
+                "policy declare at least half of about as many as it holds, or state the size that it is listed with"
             )
+
+    def doubts(self, held: int) -> list[str]:
+        """What a worker with so many examples should be told. It is told here alone: answers would tell the number."""
+        told = []
+        if self.size and abs(held - self.size) > SIZE_OFF * self.size:
+            told.append(
+                f"it holds {held} examples and is listed with {self.size}; the server judges it by that number, so ask "
+                "the operator to change it"
+            )
+        if self.delta * held > 1:
+            told.append(
+                f"its policy's delta, {self.delta:.3g}, is above 1 / {held}, which permits to hand out an example; "
+                "choose a smaller one"
+            )
+        return told
 
     def trusts(self, key: bytes) -> bool:
         """Whether this is the public key of a server that is believed."""

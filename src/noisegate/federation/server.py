@@ -29,6 +29,7 @@ from noisegate.federation.store import StateFolder
 from noisegate.federation.wire import Kind
 from noisegate.locks import alone
 from noisegate.models import build_model, check_module
+from noisegate.protocol import Claims, expected_of
 from noisegate.protocol import Server as Judge
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
@@ -235,14 +236,14 @@ class Server:
         credentials = grpc.ssl_server_credentials([(private, chain)], authority, require_client_auth=True)
         return credentials, key, Roster.read(folder / "roster.toml")
 
-    def _judge(self, workers: int) -> Judge:
+    def _judge(self, workers: int, claims: Claims = ()) -> Judge:
         settings = self.settings
         for name, value in (("believed_honest", settings.believed_honest), ("quorum", settings.quorum)):
             if value > workers:
                 raise SpecError(f"{name} = {value}: must be at most the number of workers, {workers}")
         self._aggregator.check(workers)
         each = (self._mechanism, self._aggregator, *self.auxiliary, workers, settings.believed_honest, settings.rate)
-        return Judge(*each)
+        return Judge(*each, expected=expected_of(claims, settings.declared))
 
     def _first(self, workers: int) -> ServerCheckpoint:
         """Where a run begins. Its seed is drawn now, and kept."""

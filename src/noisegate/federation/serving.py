@@ -28,7 +28,7 @@ from noisegate.federation.settings import ServerSettings
 from noisegate.federation.store import StateFolder
 from noisegate.federation.tensors import finite
 from noisegate.federation.wire import Kind, Message
-from noisegate.protocol import Judgement, Received, ServerState, judge
+from noisegate.protocol import Claims, Judgement, Received, ServerState, judge
 from noisegate.protocol import Server as Judge
 from noisegate.protocol.intake import received
 from noisegate.streams import stream
@@ -47,10 +47,10 @@ class Files:
 
 
 class Serving:
-    """One run that is on. judge_of: makes what judges uploads, of the number of workers."""
+    """One run that is on. judge_of: makes what judges uploads, of the number of workers and their claimed sizes."""
 
     def __init__(
-        self, settings: ServerSettings, files: Files, pool: Executor, judge_of: Callable[[int], Judge]
+        self, settings: ServerSettings, files: Files, pool: Executor, judge_of: Callable[[int, Claims], Judge]
     ) -> None:
         self.settings, self.store, self.log, self.key = settings, files.store, files.log, files.key
         self.pool, self._judge_of = pool, judge_of
@@ -65,7 +65,8 @@ class Serving:
         self.checkpoint, uploads, next_round = self.store.recover(first)
         self.identity: RunIdentity = self.store.identity
         self.names, self.n = self.identity.names, len(self.identity.names)
-        self.judge = self._judge_of(self.n)
+        self.claims = roster.claims(self.names)
+        self.judge = self._judge_of(self.n, self.claims)
         self.state = ServerState(self.checkpoint.params, self.checkpoint.aggregator, uploads)
         settings = self.settings
         self.patience = Patience(settings.deadline, settings.least, settings.stall, self.checkpoint.spent)
@@ -156,6 +157,7 @@ class Serving:
             standing.standings[row].missed(collection.round)
         connected = self.reception.streams.__contains__
         self.fates = record.fates(collection, found.verdict, connected, standing.standings)
+        self.fell_back = found.verdict.fell_back
         record.add_up(standing.totals, self.fates)
         standing.params, standing.aggregator = found.state.params, dict(found.state.aggregator)
         standing.round, standing.judged, standing.spent = collection.round, standing.judged + 1, self.patience.spent
@@ -166,7 +168,9 @@ class Serving:
         ignored = collection.ignored + self.reception.ignored
         self.reception.ignored.clear()
         note = None if taken else "the step was not finite; the model stays as it was"
-        line = record.line_of(collection, self.names, self.fates, ignored, accuracy=accuracy, note=note)
+        fallen = True if self.fell_back is not None and bool(self.fell_back) else None
+        more = {"accuracy": accuracy, "note": note, "fell_back": fallen}
+        line = record.line_of(collection, self.names, self.fates, ignored, **more)
         self.checkpoint.line = line
         return line
 
@@ -255,6 +259,9 @@ class Serving:
             self.log.say("roster", added=plain(", ".join(added)), then="they can take part in the next run")
         if removed := [name for name in self.names if name not in roster.keys]:
             self.log.say("roster", removed=plain(", ".join(removed)), then="they stay missing in this run")
+        known = [name for name in self.names if name in roster.keys]
+        if roster.claims(known) != [self.claims[self.names.index(name)] for name in known]:
+            self.log.say("roster", sizes="changed", then="they count from the next start of the server on")
 
 
 def ties_of(seed: int, run: str, round: int, workers: int) -> Tensor:

@@ -85,9 +85,10 @@ class Terms:
         bound: Bound = build("worker", settle("worker", self.worker, WORKERS), WORKERS)
         return bound
 
-    def mechanism(self, model: FlatModel, examples: tuple[Tensor, Tensor]) -> Mechanism:
-        """How examples become a private upload under these terms."""
-        return Mechanism.of(model, examples, self.bound(), Poisson(self.batch), self.sigma, self.declared)
+    def mechanism(self, model: FlatModel, examples: tuple[Tensor, Tensor], size: int = 0) -> Mechanism:
+        """How examples become a private upload under these terms. size: the public one of a worker, if it has one."""
+        most = max(1.0, size / self.declared)
+        return Mechanism.of(model, examples, self.bound(), Poisson(self.batch), self.sigma, self.declared, most)
 
     def cost(self, rounds: int) -> Cost:
         """What so many rounds cost an example."""

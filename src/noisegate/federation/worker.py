@@ -80,6 +80,8 @@ class Worker:
                 tell("new ledger", what=f"nothing counts as spent yet in {place.ledger}")
             if ledger.note_data(self.fingerprint()):
                 tell("data changed", what="other examples than before; all that was charged stays charged")
+            for doubt in self.policy.doubts(len(self.data[1])):
+                tell("doubt", what=doubt)
             holder = self.holder(place, ledger)
 
             def agree(message: Message) -> Participation:

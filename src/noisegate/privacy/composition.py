@@ -9,7 +9,7 @@ from noisegate.checks import count, refuse
 from noisegate.errors import PrivacyError
 from noisegate.privacy.losses import epsilon_of, most_of, spread
 from noisegate.privacy.pricing import ask_of, farthest, legible, renyi, rounds_of
-from noisegate.sampling import SAMPLINGS
+from noisegate.sampling import ADD_OR_REMOVE, SAMPLINGS
 
 FINE = 1e-4
 """Width of the grid of losses, as a share of about what all runs cost; at most."""
@@ -27,7 +27,7 @@ class Cost:
     """What an example is exposed to: so many rounds of a run, `times` over.
 
     declared: the number of examples that the rate batch / declared is made of; the true one of the smallest worker
-    where `sampling` is fixed. signs: how many are flipped in a round; 0 for Gaussian noise.
+    where `sampling` is fixed or equal. signs: how many are flipped in a round; 0 for Gaussian noise.
     """
 
     declared: int
@@ -61,12 +61,13 @@ def together(costs: Iterable[Cost], delta: float) -> float:
     if any(cost.sigma == 0 for cost in often):
         return math.inf
     kinds = {cost.sampling for cost in often}
-    if len(kinds) > 1:
+    relations = {SAMPLINGS[kind].relation for kind in kinds}
+    if len(relations) > 1:
         raise PrivacyError(
             f"sampling {' and '.join(sorted(kinds))}: an example that is added or removed and one that is replaced "
             "have no common price; look at the runs of each sampling alone"
         )
-    accountant = "pld" if kinds == {"poisson"} else "rdp"
+    accountant = "pld" if relations == {ADD_OR_REMOVE} else "rdp"
     asked = [
         (ask_of(cost.declared, rounds, SAMPLINGS[cost.sampling](cost.batch), delta, accountant, cost.signs), cost.sigma)
         for cost, rounds in sorted(often.items(), key=str)

@@ -11,7 +11,7 @@ from noisegate.checks import count
 from noisegate.errors import PrivacyError
 from noisegate.privacy.losses import deviation
 from noisegate.privacy.pricing import Ask, Delta, ask_of, check_noise, legible, rounds_of, spent_by
-from noisegate.sampling import Sampling
+from noisegate.sampling import ADD_OR_REMOVE, Sampling
 
 MOST = 64
 """The largest group; each example more costs time, and such groups have hardly any privacy left."""
@@ -36,7 +36,7 @@ def group_epsilon(
         return spent_by(ask, noise)
     if group > MOST:
         raise PrivacyError(f"group = {group}: at most {MOST} examples are priced together; choose a smaller group")
-    if sampling.name != "poisson" or accountant != "pld" or signs:
+    if sampling.relation != ADD_OR_REMOVE or accountant != "pld" or signs:
         raise PrivacyError(
             f"group = {group}: groups are priced with Gaussian noise, poisson sampling and accountant pld only, not "
             f"with {'flipped signs' if signs else 'noise'}, {sampling.name} and {accountant}; leave group out"

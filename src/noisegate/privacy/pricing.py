@@ -15,7 +15,7 @@ from typing import Any, Literal
 from noisegate.checks import count, one_of, positive, refuse
 from noisegate.errors import PrivacyError
 from noisegate.privacy.losses import EqualRounds, epsilon_of
-from noisegate.sampling import Sampling, accounting
+from noisegate.sampling import ADD_OR_REMOVE, Sampling, accounting
 
 ACCOUNTANTS = ("pld", "rdp")
 
@@ -97,7 +97,7 @@ def ask_of(examples: int, rounds: int, sampling: Sampling, delta: Delta, account
     sampling.rate(examples)  # refuses a batch that does not fit
     if signs != 0 or isinstance(signs, bool):
         count(signs=signs)
-        if accountant != "pld" or sampling.name != "poisson":
+        if accountant != "pld" or sampling.relation != ADD_OR_REMOVE:
             raise PrivacyError(
                 f"signs = {signs}: a worker that flips signs (sign-randomized, ma-sign) is priced with "
                 f'accountant = "pld" and sampling = "poisson" only, not with {accountant!r} and {sampling.name!r}; '
@@ -139,7 +139,7 @@ def on_grid(ask: Ask, sigma: float, coarse: float = 1.0) -> tuple[float, float]:
     points), and above 10 to bound time. `coarse` widens it. The grid of flipped signs is that of the Gaussian they
     come close to.
     """
-    if ask.sampling.name != "poisson":
+    if ask.sampling.relation != ADD_OR_REMOVE:
         raise PrivacyError(
             f"accountant = {ask.accountant!r} cannot price sampling = {ask.sampling.name!r}, whose neighbors "
             f'are {ask.sampling.relation}: use accountant = "rdp", or sampling = "poisson"'

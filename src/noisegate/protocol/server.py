@@ -24,7 +24,8 @@ class Server:
     mechanism: how honest uploads are made. aggregator: judges them. aux_x, aux_y: the server's own (auxiliary)
     examples. workers: n, how many take part; believed_honest: how many of them it believes honest. rate: of a step.
     scratch: bytes that an aggregator may use beside the uploads. balanced: whether as many examples of every class, one
-    class after the other, count as drawn class by class; else they count as one mixed sample.
+    class after the other, count as drawn class by class; else they count as one mixed sample. expected: (n,) what each
+    upload is expected to be made of, over b_c (`protocol.claims`); None means 1 for all.
     """
 
     mechanism: Mechanism
@@ -36,6 +37,12 @@ class Server:
     rate: float
     scratch: int = 2**28
     balanced: bool = True
+    expected: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        sound = self.expected is None or (self.expected.shape == (self.workers,) and bool((self.expected > 0).all()))
+        if not sound:
+            raise SpecError(f"expected: must be one number above 0 for each of the {self.workers} workers, or None")
 
     @cached_property
     def strata(self) -> int:
@@ -104,10 +111,12 @@ def view_of(
         noise_std=mechanism.noise_std,
         batch=mechanism.batch,
         largest=mechanism.worker.sensitivity,
+        momentum=mechanism.worker.momentum,
         believed_honest=server.believed_honest,
         auxiliary=partial(mean_gradient, *own, capacity=capacity),
         contributions=partial(contributions_of, *own, mechanism.worker, mechanism.noise_std, capacity=capacity),
         strata=server.strata,
+        expected=server.expected,
         ties=ties,
         scratch=server.scratch,
     )
@@ -138,6 +147,11 @@ def ask(aggregator: Aggregator, view: ServerView, state: State) -> Verdict:
             raise SpecError(
                 f"aggregator: the {name} of its verdict must be a tensor of shape {shape}; {aggregator!r} gave another"
             )
+    fell_back = verdict.fell_back
+    if fell_back is not None and not (isinstance(fell_back, Tensor) and fell_back.shape == ()):
+        raise SpecError(
+            f"aggregator: the fell_back of its verdict must be a () tensor or None; {aggregator!r} gave another"
+        )
     if verdict.update.dtype != view.uploads.dtype:
         raise SpecError(f"aggregator: its update must be of type {view.uploads.dtype}, as the uploads are")
     if not isinstance(verdict.state, Mapping) or not all(isinstance(each, Tensor) for each in verdict.state.values()):

@@ -14,7 +14,7 @@ from noisegate.entropy import BATCH, NOISE, PUBLISH, Randomness, Source
 from noisegate.errors import PrivacyError
 from noisegate.examples import Drawn, Holdings
 from noisegate.roles import Worker
-from noisegate.sampling import Sampling
+from noisegate.sampling import EQUAL, Sampling
 from noisegate.vectors import FlatModel
 from noisegate.workers import Company, Sums, choose_sums, fill_with_noise, rounded_sensitivity
 
@@ -28,7 +28,8 @@ class Mechanism:
 
     model, sums: the module and loss, and a way to its sums of contributions. worker: bounds contributions. sampling:
     draws batches. sigma: the noise multiplier. declared: the number of examples that sigma was priced for, and that the
-    sampling rate comes from. It is public, so it may not follow a worker's true number.
+    sampling rate comes from. It is public, so it may not follow a worker's true number. most: the largest draw that a
+    worker expects, over b_c, by public sizes. Longer sums round by more, which a hair more noise pays for.
     """
 
     model: FlatModel
@@ -37,6 +38,7 @@ class Mechanism:
     sampling: Sampling
     sigma: float
     declared: int
+    most: float = 1.0
 
     @classmethod
     def of(
@@ -47,6 +49,7 @@ class Mechanism:
         sampling: Sampling,
         sigma: float,
         declared: int,
+        most: float = 1.0,
     ) -> "Mechanism":
         """With the fastest way to the sums of one worker's contributions. SpecError if the model mixes examples.
 
@@ -57,7 +60,7 @@ class Mechanism:
             raise checks.refuse("sigma", sigma, "must be a finite number, 0 or more")
         company = Company(sampling.batch, workers=1)
         sums = choose_sums(model, model.initial(), *examples, company=company)
-        return cls(model, sums, worker, sampling, sigma, declared)
+        return cls(model, sums, worker, sampling, sigma, declared, most)
 
     @property
     def batch(self) -> int:
@@ -69,7 +72,7 @@ class Mechanism:
         """Standard deviation of the Gaussian noise in each coordinate of a mean, s = sigma sensitivity / batch."""
         if self.worker.mechanism != "gaussian":
             return 0.0
-        return self.sigma * rounded_sensitivity(self.worker, self.batch) / self.batch
+        return self.sigma * rounded_sensitivity(self.worker, self.batch * self.most) / self.batch
 
     @property
     def noise_std(self) -> float:
@@ -129,8 +132,14 @@ def upload_of_one(
 ) -> Tensor:
     """(d,) what one worker with these examples sends in a round. last: what it sent last; None before that.
 
-    PrivacyError if it holds fewer examples than sigma was priced for, under a sampling whose price depends on that.
+    PrivacyError if its rate would follow its data, or if it holds fewer examples than sigma was priced for, under a
+    sampling whose price depends on that.
     """
+    if mechanism.sampling.name == EQUAL:
+        raise PrivacyError(
+            f"sampling {EQUAL!r}: draws at a rate that follows this worker's {len(y)} examples, which is not priced; "
+            "use poisson with a declared number of its own"
+        )
     mine, declared = mechanism.sampling.priced([len(y)], mechanism.declared)[0], mechanism.declared
     if mine < declared:
         raise PrivacyError(

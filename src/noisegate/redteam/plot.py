@@ -1,8 +1,9 @@
-"""The findings of a search as a chart of accuracy against the Byzantine share, in an HTML file that loads nothing."""
+"""The findings of a search as a chart against the Byzantine share, in an HTML file that loads nothing."""
 
 from typing import Any
 
 from noisegate.redteam.findings import Findings, Trial
+from noisegate.redteam.objectives import WORDS
 from noisegate.redteam.settings import BEHAVED
 
 WITHOUT = "without an attack"
@@ -20,26 +21,29 @@ def plot(found: Findings) -> str:
     """
     from plotly import colors, graph_objects, io  # here, since only a plot needs it
 
+    measure, word = found.measure, WORDS[found.measure.objective]
     figure = graph_objects.Figure()
     for number, (name, trials) in enumerate(_lines(found).items()):
         figure.add_scatter(
             x=[trial.spec.byzantine for trial in trials],
-            y=[trial.accuracy for trial in trials],
+            y=[measure.value(trial.outcome) for trial in trials],
             text=[describe(trial) for trial in trials],
             name=name,
             mode="lines+markers",
             marker={"symbol": SYMBOLS[number % len(SYMBOLS)], "size": 8},
-            hovertemplate="%{text}<br>share %{x:.0%}, accuracy %{y:.3f}<extra></extra>",
+            hovertemplate=f"%{{text}}<br>share %{{x:.0%}}, {word} %{{y:.3f}}<extra></extra>",
         )
-    clean = found.yardsticks.reference.accuracy
-    figure.add_hline(y=clean, line_dash="dash", annotation_text=f"Reference Accuracy {clean:.3f}")
+    clean = measure.value(found.yardsticks.reference.outcome)
+    if measure.objective != "recall" and clean is not None:  # a drop is from there, and has no line
+        name = "Reference Accuracy" if measure.objective == "accuracy" else "the same trigger in the reference"
+        figure.add_hline(y=clean, line_dash="dash", annotation_text=f"{name} {clean:.3f}")
     settings = found.spec.canonical()
     figure.update_layout(
         title=f"Worst case found: {part(settings['aggregator'])} on {settings['dataset']}, seed {found.spec.seed}",
         template="plotly_white",
         colorway=colors.qualitative.Dark24,
         xaxis={"title": "Byzantine share of all workers", "tickformat": ".0%", "range": [0, 1]},
-        yaxis={"title": "accuracy at the last round", "range": [0, 1]},
+        yaxis={"title": f"{word} at the last round", "range": [0, 1]},
         legend={"title": "attack"},
     )
     page: str = io.to_html(figure, include_plotlyjs=True, div_id="plot", config={"displaylogo": False})
@@ -53,7 +57,11 @@ def _lines(found: Findings) -> dict[str, list[Trial]]:
         for trial in found.worst_by_attack(share):
             lines[trial.attack].append(trial)
     lines[WITHOUT] = [found.yardsticks.behaved]
-    ended = {name: [trial for trial in trials if trial.ended] for name, trials in lines.items()}
+    known = found.measure.value
+    ended = {
+        name: [trial for trial in trials if trial.ended and known(trial.outcome) is not None]
+        for name, trials in lines.items()
+    }
     return {name: trials for name, trials in ended.items() if trials}
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from noisegate import checks
-from noisegate.attacks import ATTACKS
 from noisegate.errors import NoisegateError, SpecError
 from noisegate.redteam.findings import Findings, Repeat, Stage, Trial, Yardsticks
+from noisegate.redteam.objectives import Measure, Objective
 from noisegate.redteam.settings import (
     BEHAVED,
     LATE,
@@ -14,6 +14,8 @@ from noisegate.redteam.settings import (
     attack_of,
     behaved,
     by_promise,
+    candidates,
+    fits,
     settings_of,
     variants,
     with_attack,
@@ -43,12 +45,17 @@ def red_team(
     budget: int = BUDGET,
     shares: Sequence[float] = SHARES,
     seeds: Sequence[int] = (),
+    objective: Objective = "accuracy",
+    counts: Sequence[int] = (),
 ) -> Findings:
     """Search for the attack that harms `spec` most, with at most `budget` runs.
 
+    objective: what harm is. For "backdoor" only attacks with a trigger are tried. counts: the test examples of each
+    class, by which the noise of "recall" and "backdoor" is known.
+
     1. Screen: the spec's own attack, then every attack at its defaults, from the start and with a late start. This
        takes at most two thirds of the budget, or as many runs as there are attacks, if that is more.
-    2. Settings: those of the worst few attacks, one at a time. A value is kept if it lowers the accuracy.
+    2. Settings: those of the worst few attacks, one at a time. A value is kept if it makes them worse.
     3. Shares: the worst few at the other Byzantine shares. A sixth of the budget is reserved for this.
 
     In the end the worst case is repeated on `seeds`. The budget counts neither these runs, nor those without an
@@ -56,22 +63,27 @@ def red_team(
     """
     check_search(spec, budget, shares)
     search = _Search(evaluate, budget)
-    names = by_promise(name for name in ATTACKS if name != BEHAVED)
-    own = [] if attack_of(spec) == BEHAVED else [spec]
+    names = by_promise(candidates(objective))
+    own = [spec] if attack_of(spec) != BEHAVED and fits(spec, objective) else []
     early = [*own, *(with_attack(spec, name) for name in names)]
     late = [replace(with_attack(spec, name), attack_start=LATE) for name in names if name not in OWN_START]
-    yardsticks = Yardsticks(*search.play([reference(spec), behaved(spec)], "reference"))
+    clean = reference(early[0] if objective == "backdoor" else spec)  # which is to have a trigger then
+    yardsticks = Yardsticks(*search.play([clean, behaved(spec)], "reference"))
     if not yardsticks.reference.ended:
         raise NoisegateError(f"the reference run did not end: {yardsticks.reference.outcome.message}")
+    search.measure = Measure(objective, yardsticks.recall, tuple(counts))
     search.spend([*early, *late], "screen", reserve=budget - max(len(_distinct(early)), budget * 2 // 3))
 
-    worst = _improve(search, _worst_of_each(search.trials, names)[:SEARCHED], reserve=budget // 6)
+    worst = _improve(search, _worst_of_each(search, names)[:SEARCHED], reserve=budget // 6)
     others = [share for share in dict.fromkeys(shares) if share != spec.byzantine]
     search.spend([replace(one, byzantine=share) for one in worst for share in others], "shares")
-    found = Findings(spec, budget, yardsticks, tuple(search.trials), search.left_out())
-    if found.worst is None:
+    found = Findings(spec, budget, yardsticks, tuple(search.trials), search.left_out(), measure=search.measure)
+    if (worst_case := found.worst) is None:
         return found
-    repeated = [replace(found.worst.spec, seed=seed) for seed in dict.fromkeys(seeds)]
+    if objective == "backdoor":  # how far the trigger of the worst case works by itself
+        clean_of_it = search.play([reference(worst_case.spec)], "reference")[0]
+        found = replace(found, yardsticks=replace(yardsticks, reference=clean_of_it), also=(yardsticks.reference,))
+    repeated = [replace(worst_case.spec, seed=seed) for seed in dict.fromkeys(seeds)]
     search.play([*repeated, *map(reference, repeated), *map(behaved, repeated)], "seeds")  # all at once
     return replace(found, seeds=tuple(search.repeat(one) for one in repeated))
 
@@ -91,7 +103,7 @@ class _Search:
     """A search in progress.
 
     left: the runs that are left of the budget. trials: those that the budget paid for. known: all trials by the name
-    of their spec. untried: the specs that the budget did not reach, by name.
+    of their spec. untried: the specs that the budget did not reach, by name. measure: by what trials are ranked.
     """
 
     evaluate: Evaluate
@@ -99,6 +111,11 @@ class _Search:
     trials: list[Trial] = field(default_factory=list)
     known: dict[str, Trial] = field(default_factory=dict)
     untried: dict[str, tuple[Stage, Spec]] = field(default_factory=dict)
+    measure: Measure = field(default_factory=Measure)
+
+    def rank(self, spec: Spec) -> float:
+        """A number that is the lower, the worse the trial of a spec that was tried."""
+        return self.measure.rank(self.known[spec.name()].outcome)
 
     def spend(self, specs: Sequence[Spec], stage: Stage, reserve: int = 0) -> None:
         """Try the specs that were not tried yet, in this order, until only `reserve` runs are left of the budget."""
@@ -130,7 +147,7 @@ class _Search:
 
 
 def _improve(search: _Search, worst: Sequence[Trial], reserve: int) -> list[Spec]:
-    """Lower the accuracy of each trial, one setting at a time, and give the specs that this leads to, worst first.
+    """Make each trial worse, one setting at a time, and give the specs that this leads to, worst first.
 
     All settings of an attack are tried again as long as one of them helps. The attacks are searched side by side.
     """
@@ -143,20 +160,21 @@ def _improve(search: _Search, worst: Sequence[Trial], reserve: int) -> list[Spec
             tries = {i: variants(best[i], *step) for i, step in steps.items()}
             search.spend([spec for some in tries.values() for spec in some], "settings", reserve)
             for i, some in tries.items():
-                known = [search.known[spec.name()] for spec in (best[i], *some) if spec.name() in search.known]
-                best[i] = min(known, key=lambda trial: trial.accuracy).spec  # of equals the first: the best so far
+                known = [spec for spec in (best[i], *some) if spec.name() in search.known]
+                best[i] = min(known, key=search.rank)  # of equals the first: the best so far
         improving = [i for i in improving if best[i] != before[i]]
-    return sorted(best, key=lambda spec: search.known[spec.name()].accuracy)
+    return sorted(best, key=search.rank)
 
 
-def _worst_of_each(trials: Sequence[Trial], names: Sequence[str]) -> list[Trial]:
+def _worst_of_each(search: _Search, names: Sequence[str]) -> list[Trial]:
     """The worst trial of each attack, of those that ended, worst first; of equals the more promising first."""
     found: dict[str, Trial] = {}
-    for trial in trials:
-        if trial.ended and (trial.attack not in found or trial.accuracy < found[trial.attack].accuracy):
+    rank = search.measure.rank
+    for trial in search.trials:
+        if trial.ended and (trial.attack not in found or rank(trial.outcome) < rank(found[trial.attack].outcome)):
             found[trial.attack] = trial
     place = {name: i for i, name in enumerate(names)}
-    return sorted(found.values(), key=lambda trial: (trial.accuracy, place.get(trial.attack, -1)))
+    return sorted(found.values(), key=lambda trial: (rank(trial.outcome), place.get(trial.attack, -1)))
 
 
 def _distinct(specs: Sequence[Spec]) -> list[Spec]:

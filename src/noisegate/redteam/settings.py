@@ -8,6 +8,8 @@ from typing import Any
 from noisegate.attacks import ATTACKS
 from noisegate.catalog import find
 from noisegate.errors import SpecError
+from noisegate.redteam.objectives import Objective
+from noisegate.roles import trigger_of
 from noisegate.runs.spec import Spec
 
 LATE = 0.9
@@ -50,6 +52,9 @@ SETTINGS: dict[str, Values] = {
         "attack": (None, "gradient-ascent", "label-flip", "inner", "a-little"),
     },
     "label-flip": {"to": ("reverse", "random")},
+    "class-swap": {"pairs": ("0-1", "2-3", "4-5", "6-7", "8-9", "0-1,2-3,4-5,6-7,8-9")},
+    "class-hide": {"hidden": (0, 2, 3, 4, 5, 6, 7, 8, 9), "shown": (1, 2, 5)},
+    "backdoor": {"share": (0.05, 0.1, 0.2, 0.5, 1.0), "target": tuple(range(10)), "size": (1, 3, 5)},
     "gradient-ascent": {},
     "sign-flip": {"scale": (0.5, 1.0, 2.0)},
     "inner": {"scale": (0.1, 0.5, 1.0, 2.0, 10.0)},
@@ -79,6 +84,16 @@ OWN_START = ("dormant", "score-banking")
 
 BEHAVED = "none"
 """The entry of the catalog with which Byzantine workers behave. Attacks are measured by the accuracy that it leaves."""
+
+
+def fits(spec: Spec, objective: Objective) -> bool:
+    """Whether a spec's attack can serve an objective: "backdoor" needs one with a trigger."""
+    return objective != "backdoor" or trigger_of(spec.build_attack()) is not None
+
+
+def candidates(objective: Objective) -> list[str]:
+    """The attacks of the catalog that can serve an objective, at their defaults."""
+    return [name for name in ATTACKS if name != BEHAVED and fits(Spec(attack=name), objective)]
 
 
 def attack_of(spec: Spec) -> str:

@@ -17,6 +17,7 @@ from noisegate.errors import StoreError
 from noisegate.files import MOST_TEXT, parse, read_whole, seal, unseal, write_whole
 from noisegate.locks import LOCK, alone
 from noisegate.redteam.findings import Stage
+from noisegate.redteam.objectives import Objective
 from noisegate.runs.key import fingerprint
 from noisegate.runs.spec import Spec
 from noisegate.runs.wellformed import fields_of
@@ -30,11 +31,11 @@ class TrialFolder:
     """The folder of a search, locked against other searches until it is closed.
 
     how: what the numbers depend on beside the spec, such as version and device. Runs with another `how`, and runs whose
-    line is damaged, are repeated.
+    line is damaged, are repeated. So are those of an earlier version that have not what the objective asks for.
     """
 
-    def __init__(self, path: Path, spec: Spec, how: str) -> None:
-        self.path, self.how = path, how
+    def __init__(self, path: Path, spec: Spec, how: str, objective: Objective = "accuracy") -> None:
+        self.path, self.how, self.objective = path, how, objective
         inputs = fingerprint(spec, None, None)  # all runs of a search use the same data
         self._inputs = f"-{inputs.key}-{inputs.digest[:12]}" if inputs else ""
         self._known: dict[str, Outcome] = {}
@@ -70,7 +71,10 @@ class TrialFolder:
     def find(self, spec: Spec) -> Outcome | None:
         """The outcome of a run; None if it has not ended yet, or failed and may succeed the next time."""
         found = self._known.get(self._key(spec))
-        return None if found is None or found.status == "failed" else found
+        if found is None or found.status == "failed":
+            return None
+        older = found.status == "done" and found.recall is None and self.objective != "accuracy"
+        return None if older else found
 
     def add(self, spec: Spec, stage: Stage, outcome: Outcome) -> None:
         """Keep the outcome of a run. The file is replaced as a whole, so a full disk leaves the old lines intact."""

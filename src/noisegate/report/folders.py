@@ -208,10 +208,11 @@ def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
         return found
     for word in ("reference", "undefended"):
         try:
-            wanted = beside(spec, word)
+            specs = [beside(spec, word), beside(spec, word, triggered=True)]
         except NoisegateError:  # such as an aggregator without which the attack does not exist
             continue
-        for place in (path / word, path.parent / wanted.name()):
+        places = [(place, wanted) for wanted in specs for place in (path / word, path.parent / wanted.name())]
+        for place, wanted in places:
             result = _result(place, wanted, []) if place != path else None
             if result and _same(place, wanted):
                 found[word] = result
@@ -219,13 +220,16 @@ def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
     return found
 
 
-def beside(spec: AnySpec, word: str) -> AnySpec:
-    """The spec of the reference, or of the undefended run. No plugin is imported for it."""
+def beside(spec: AnySpec, word: str, triggered: bool = False) -> AnySpec:
+    """The spec of the reference, or of the undefended run. No plugin is imported for it.
+
+    triggered: whether to take an attack that is a plugin for one with a trigger, which stays in the reference.
+    """
     change = reference if word == "reference" else undefended
     if not isinstance(spec, UnbuiltSpec):
         return change(spec)
     known = change(spec.standin)
-    replaced = {"aggregator"} if word == "undefended" else {"aggregator", "attack"}
+    replaced = {"aggregator"} if word == "undefended" or triggered else {"aggregator", "attack"}
     left = {name: entry for name, entry in spec.plugins.items() if name not in replaced}
     return UnbuiltSpec(known, left) if left else known
 

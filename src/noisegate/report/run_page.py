@@ -9,6 +9,7 @@ from noisegate.report.charts import GROUP_NAMES, MEANINGS
 from noisegate.report.folders import RunRecord, number
 from noisegate.report.numbers import GROUPS, Timeline, privacy_spent, shares_by_reason, timeline_of
 from noisegate.report.page import Page, bullets, extra_tables, headline, paragraph, table, text
+from noisegate.report.targets import fallback_section, recall_section, success
 from noisegate.runs.promise import STATED
 from noisegate.views import TESTS, Reason
 
@@ -32,8 +33,10 @@ def run_page(record: RunRecord) -> Page:
         page.section(
             "Incomplete", *(paragraph(word) for word in said), bullets(problems) if problems else "", kind="problems"
         )
+    fallback_section(page, record)
     page.section("Summary", headline(_headline(record)), paragraph(ONE_SEED, "quiet"))
     _accuracy(page, record)
+    recall_section(page, record)
     page.pieces += tables
     timeline = timeline_of(record.verdicts) if record.verdicts else None
     _verdicts(page, record, timeline)
@@ -86,7 +89,7 @@ def _headline(record: RunRecord) -> list[tuple[str, str, str]]:
         shown.append(("epsilon", "none", "sigma is 0: nothing is private"))
     else:
         shown.append(("epsilon", f"{result['epsilon']:.3f}", f"delta {result['delta']:.2g}, {by}"))
-    shown += _uploads(result)
+    shown += success(record) + _uploads(result)
     if number(result.get("seconds")) and number(result.get("ms_per_round")):
         shown.append(("time", f"{result['seconds']:.1f} s", f"{result['ms_per_round']:.1f} ms a round"))
     return shown

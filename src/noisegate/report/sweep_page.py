@@ -73,19 +73,34 @@ def _headline(record: SweepRecord) -> list[tuple[str, str, str]]:
 def _results(page: Page, record: SweepRecord) -> None:
     keys = [key for key in record.varying if key != "seed"]
     clean = any(group.references for group in record.groups)
-    columns = [*keys, "mean accuracy", "lowest", "highest", *(["reference"] if clean else []), "runs done", "status"]
+    more = _more_columns(record)
+    names = ["mean accuracy", "lowest", "highest", *(["reference"] if clean else []), *more]
+    columns = [*keys, *names, "runs done", "status"]
     rows = []
-    for group in record.groups[:MOST_GROUPS]:
+    for i, group in enumerate(record.groups[:MOST_GROUPS]):
         found = group.accuracies
         numbers = [f"{mean(found):.3f}", f"{min(found):.3f}", f"{max(found):.3f}"] if found else ["–"] * 3
         if clean:
             numbers.append(f"{mean(group.references):.3f}" if group.references else "–")
+        numbers += [f"{mean(more[name][i]):.3f}" if more[name][i] else "–" for name in more]
         done = f"{group.count('done')} of {len(group.cells)}"
         rows.append([*(show(group.settings[key]) for key in keys), *numbers, done, _status(group)])
     note = "Accuracy after the last round, over the seeds that are done. Other runs are listed and not counted."
+    note += " Recall, attack success and fallback are means over them, too." if more else ""
     if len(rows) < len(record.groups):
         note += f" {len(record.groups) - len(rows)} more rows are left out."
     page.section("Results", table(columns, rows, label="results"), paragraph(note, "quiet"))
+
+
+def _more_columns(record: SweepRecord) -> dict[str, list[list[float]]]:
+    """The columns beside the accuracy that apply: for each, the values of every group."""
+    fallbacks = [group.fallbacks for group in record.groups]
+    columns = {
+        "lowest recall of a class": [group.recalls for group in record.groups],
+        "attack success": [group.successes for group in record.groups],
+        "rounds fallen back": fallbacks if any(map(any, fallbacks)) else [],
+    }
+    return {name: groups for name, groups in columns.items() if any(groups)}
 
 
 def _status(group: Group) -> str:

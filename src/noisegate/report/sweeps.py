@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from noisegate.errors import NoisegateError, StoreError
 from noisegate.redteam.plot import part
 from noisegate.report.folders import beside, number, read_run
+from noisegate.report.targets import recalls_of, share_of
+from noisegate.runs.recall import worst_class
 from noisegate.runs.spec import PARTS
 from noisegate.runs.unbuilt import AnySpec
 
@@ -19,6 +21,9 @@ MOST_LINES = 6
 MOST_CHARTS = 12
 """The largest number of charts of accuracy against a setting."""
 
+SHOWN = ("attack_success", "fallback")
+"""What the results show beside the accuracy, where it applies."""
+
 STATUSES = ("done", "running", "failed", "skipped", "missing")
 """The statuses of a run of a sweep, in the order in which they are listed."""
 
@@ -28,7 +33,8 @@ class Group:
     """Runs that differ only in their seed.
 
     settings: those that vary between groups. accuracies, curves: of its runs that are done. references: the accuracies
-    of its reference runs that are done.
+    of its reference runs that are done. recalls, successes, fallbacks: the lowest recall of a class, the attack success
+    and the share of rounds fallen back, of its runs that are done and have one.
     """
 
     settings: dict[str, Any]
@@ -36,6 +42,9 @@ class Group:
     accuracies: list[float]
     references: list[float]
     curves: list[dict[int, float]]
+    recalls: list[float] = field(default_factory=list)
+    successes: list[float] = field(default_factory=list)
+    fallbacks: list[float] = field(default_factory=list)
 
     @property
     def label(self) -> str:
@@ -128,7 +137,10 @@ def _group(
             record = read_run(folder.run_path(cell.spec), beside=False)
             curves.append({int(line["round"]): float(line["accuracy"]) for line in record.curve})
             problems += [f"{cell.spec.name()}: {problem}" for problem in record.problems]
-    return Group(settings, members, accuracies, references, [curve for curve in curves if curve])
+    done = [cell.result for cell in members if cell.status == "done" and cell.result]
+    worst = [found.recall for result in done if (found := worst_class(recalls_of(result)))]
+    more = [[each for result in done if (each := share_of(result, name)) is not None] for name in SHOWN]
+    return Group(settings, members, accuracies, references, [curve for curve in curves if curve], worst, *more)
 
 
 def _reference_name(spec: AnySpec) -> str:

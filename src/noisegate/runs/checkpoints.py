@@ -35,7 +35,8 @@ KIND, ABOUT, NO_SUM = "noisegate checkpoint 2", "noisegate", "0" * 64
 STATE = "state."
 """What names of the aggregator's own tensors begin with."""
 
-VERDICTS = ("reasons", "scores", "weights")
+FELL_BACK = "fell_back"
+VERDICTS = ("reasons", "scores", "weights", FELL_BACK)
 """The tensors with a row for each round."""
 
 FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
@@ -86,6 +87,7 @@ def pack(progress: Progress, identity: Identity, device: str) -> bytes:
         "reasons": progress.reasons,
         "scores": progress.scores,
         "weights": progress.weights,
+        FELL_BACK: _fell_back(progress),
         "curve": torch.frombuffer(bytearray(json.dumps(progress.curve).encode()), dtype=torch.uint8),
         **{STATE + name: value for name, value in state.server.aggregator.items()},
     }
@@ -112,6 +114,11 @@ def pack(progress: Progress, identity: Identity, device: str) -> bytes:
     return content.replace(NO_SUM.encode(), hashlib.sha256(content).hexdigest().encode(), 1)
 
 
+def _fell_back(progress: Progress) -> Tensor:
+    none = torch.zeros(len(progress.reasons), dtype=torch.uint8)
+    return none if progress.fell_back is None else progress.fell_back
+
+
 def versions() -> dict[str, str]:
     """Of what numbers depend on."""
     return {"noisegate": __version__, "torch": str(torch.__version__)}
@@ -136,7 +143,8 @@ def read_checkpoint(path: Path, federation: Federation, identity: Identity) -> P
     server = ServerState(tensors["params"], kept, tensors["uploads"])
     state = FederationState(server, torch.empty_like(server.received))
     found = tensors["reasons"], tensors["scores"], tensors["weights"]
-    return Progress(standing.rounds, state, tuple(curve), *found, standing.seconds, standing.reserved)
+    more = standing.seconds, standing.reserved, tensors[FELL_BACK]
+    return Progress(standing.rounds, state, tuple(curve), *found, *more)
 
 
 def read_standing(path: Path) -> Standing | None:
@@ -232,6 +240,7 @@ def _odd(tensors: Mapping[str, Tensor], curve: Any, standing: Standing, federati
         "reasons": ((rounds, n), torch.uint8),
         "scores": ((rounds, n), torch.float32),
         "weights": ((rounds, n), torch.float32),
+        FELL_BACK: ((rounds,), torch.uint8),
     }
     own = {name for name in tensors if name.startswith(STATE)}
     if tensors.keys() - own != forms.keys():

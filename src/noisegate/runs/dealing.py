@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from noisegate import data
 from noisegate.data import Dataset
-from noisegate.errors import SpecError
+from noisegate.errors import DataError, SpecError
 from noisegate.runs.spec import Spec
 from noisegate.streams import stream
 
@@ -49,15 +49,45 @@ def deal(spec: Spec, dataset: Dataset, source: Dataset, honest: int) -> Dealt:
         )
     aux, pool = data.hold_out(source.y, dataset.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
     pool = pool if source is dataset else torch.arange(len(dataset.y))
-    parts = [pool[part] for part in _partition(spec, dataset.y[pool], honest)]
+    parts = [pool[part] for part in _partition(spec, dataset, pool, honest)]
     rng, each = stream(spec.seed, "byzantine-data"), len(pool) // honest
     parts += [pool[torch.randperm(len(pool), generator=rng)[:each]] for _ in range(spec.count_byzantine(honest))]
     places = torch.randperm(len(parts), generator=stream(spec.seed, "positions"))
     return Dealt(dataset, source, aux, [parts[place] for place in places.tolist()], places >= honest)
 
 
-def _partition(spec: Spec, y: Tensor, honest: int) -> list[Tensor]:
-    rng = stream(spec.seed, "partition")
+def count_honest(spec: Spec, dataset: Dataset, usual: int) -> int:
+    """How many honest workers a run has: those of the spec, or those that hold the data, or the usual number."""
+    if is_given(spec, dataset):
+        return spec.workers or len(dataset.owner.unique())  # type: ignore[union-attr]
+    return spec.workers or usual
+
+
+def is_given(spec: Spec, dataset: Dataset) -> bool:
+    """Whether the data say who holds what. SpecError if the spec says otherwise."""
+    if dataset.owner is None:
+        if spec.redeal:
+            raise SpecError(f"redeal = true: {dataset.name!r} does not say who holds what; leave it out")
+        return False
+    for name, value in (("non_iid", spec.non_iid), ("dirichlet", spec.dirichlet)):
+        if value and not spec.redeal:
+            raise SpecError(
+                f"{name} = {value}: {dataset.name!r} says which worker holds each example; leave {name} out, or give "
+                "redeal = true to deal them anew"
+            )
+    return not spec.redeal
+
+
+def _partition(spec: Spec, dataset: Dataset, pool: Tensor, honest: int) -> list[Tensor]:
+    y, rng = dataset.y[pool], stream(spec.seed, "partition")
+    if is_given(spec, dataset) and dataset.owner is not None:
+        left = dataset.owner[pool]
+        if gone := sorted(set(dataset.owner.tolist()) - set(left.tolist())):
+            raise DataError(
+                f"auxiliary = {spec.auxiliary}: all examples of worker {gone[0]} became the server's; lower it, or "
+                "give auxiliary_from, a data set that they are taken from"
+            )
+        return data.given(left, honest)
     if spec.dirichlet is not None:
         return data.dirichlet(y, honest, spec.dirichlet, rng, smallest=spec.batch)
     return data.non_iid(y, honest, rng) if spec.non_iid else data.iid(y, honest, rng)

@@ -88,8 +88,8 @@ def digest_run(
 
 
 def digest_data(data: Dataset) -> str:
-    """The digest of the examples of a data set that a run can train on."""
-    return digest_of(data.x, data.y)
+    """The digest of the examples of a data set that a run can train on, and of who holds them where it says so."""
+    return digest_of(data.x, data.y) if data.owner is None else digest_of(data.x, data.y, data.owner)
 
 
 def _pieces(value: Any, seen: dict[int, Any]) -> Iterator[bytes]:

@@ -93,6 +93,7 @@ def fingerprint(
     tensors: list[Tensor] = []
     if dataset is not None:
         tensors += [dataset.x, dataset.y, dataset.x_test, dataset.y_test]
+        tensors += [] if dataset.owner is None else [dataset.owner]
     elif file is not None:
         _add_file(digest, file)
     if model is not None:

@@ -12,6 +12,7 @@ from torch import nn
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.models import check_module
+from noisegate.roles import trigger_of
 from noisegate.runs.checkpoints import Identity
 from noisegate.runs.key import Fingerprint, fingerprint
 from noisegate.runs.result import Result, stored, summarize
@@ -190,7 +191,9 @@ def _done(folder: RunFolder, spec: Spec, resume: bool) -> Result | None:
 
 def reference(spec: Spec) -> Spec:
     """The same private training without attackers and without a filter: its accuracy is the Reference Accuracy."""
-    return replace(spec, byzantine=0.0, attack="none", attack_start=0.0, aggregator="mean", gamma=None)
+    # An attack with a trigger stays, with nobody to play it: how far the trigger works by itself is to be compared.
+    attack = "none" if trigger_of(spec.build_attack()) is None else spec.attack
+    return replace(spec, byzantine=0.0, attack=attack, attack_start=0.0, aggregator="mean", gamma=None)
 
 
 def undefended(spec: Spec) -> Spec:

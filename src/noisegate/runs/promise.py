@@ -1,11 +1,12 @@
 """The privacy that a run promises to every honest worker, and the noise that it needs for that."""
 
+import warnings
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from typing import Any
 
 from noisegate import privacy
-from noisegate.errors import PrivacyError, SpecError
+from noisegate.errors import NoisegateWarning, PrivacyError, SpecError
 from noisegate.roles import Worker
 from noisegate.runs.spec import Spec
 from noisegate.sampling import Sampling
@@ -27,8 +28,8 @@ STATED = "stated"
 class PricedWorkers:
     """What the accountant needs to know of the workers.
 
-    sizes: the honest workers' numbers of examples, which are public under `fixed` sampling only. declared: the declared
-    size. signs: how many signs each worker flips in a round; 0 for Gaussian noise.
+    sizes: the honest workers' numbers of examples, as they claim them. declared: the declared size. signs: how many
+    signs each worker flips in a round; 0 for Gaussian noise.
     """
 
     sizes: list[int]
@@ -76,7 +77,7 @@ class Privacy:
 def make_promise(spec: Spec, sampling: Sampling, workers: PricedWorkers) -> Privacy:
     """The privacy of a run: the noise is calibrated to the spec's epsilon, or the given noise is checked against it."""
     priced = sampling.priced(workers.sizes, workers.declared)
-    delta = privacy.delta_of(spec.delta, max(priced))
+    delta = delta_for(spec, max(priced), workers)
     asked: dict[str, Any] = {
         "rounds": workers.rounds,
         "sampling": sampling,
@@ -111,6 +112,28 @@ def make_promise(spec: Spec, sampling: Sampling, workers: PricedWorkers) -> Priv
     said = privacy.statement(privacy.ask_of(worst, **asked), sigma)
     asked["sizes"] = sorted(own)
     return replace(promise, epsilon_at_1e_5=said.epsilon_at_1e_5, mu=said.mu, asked=asked)
+
+
+def delta_for(spec: Spec, priced: int, workers: PricedWorkers) -> float:
+    """The one delta of all workers. priced: the largest number of examples that a price is for.
+
+    Unless given it is at most a tenth of 1 / |D_i| for every worker, the largest too. `paper` is that of the declared
+    size, so that a small worker does not get the large delta of its own size. NoisegateWarning where delta is above
+    1 / |D_i|: then handing out one example in full would keep the promise.
+    """
+    largest = max(workers.sizes)
+    uneven = largest - min(workers.sizes) > 1  # even ones differ by what was left over
+    by_sizes = spec.delta is None and spec.declared is None and uneven  # a given number stands for all sizes
+    delta = privacy.delta_of(spec.delta, max(priced, largest) if by_sizes else priced)
+    exposed = [size for size in workers.sizes if delta * size > 1]
+    if exposed and spec.sigma != 0:
+        text = (
+            f"delta = {delta:.3g}: is above 1 / |D| for {len(exposed)} of {len(workers.sizes)} workers, of whom the "
+            f"largest holds {largest} examples; it permits to hand out an example of theirs; give a delta below "
+            f"{1 / largest:.2g}"
+        )
+        warnings.warn(text, NoisegateWarning, stacklevel=3)
+    return delta
 
 
 def signs_of(worker: Worker, d: int) -> int:

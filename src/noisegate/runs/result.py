@@ -8,11 +8,12 @@ from torch import Tensor
 
 from noisegate.checks import plain
 from noisegate.errors import StoreError
+from noisegate.roles import trigger_of
 from noisegate.runs.setup import Setup
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder
 from noisegate.runs.wellformed import check_result, fields_of
-from noisegate.simulate import Federation, Progress, shares
+from noisegate.simulate import Federation, Progress, attack_success, recall, shares
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,10 @@ class Result:
     head count. missing: share of the uploads that did not arrive. Results of earlier versions have neither weight nor
     missing uploads. epsilon: the largest of the honest workers' own (worker_epsilons, by position), None without any
     noise; accountant is "stated" if it could not be checked. believed_byzantine: how many Byzantine workers the
-    aggregator reckons with, if it asks. seconds: of all rounds, without pauses.
+    aggregator reckons with, if it asks. seconds: of all rounds, without pauses. recall: of each class after the last
+    round, None for a class without test examples. attack_success: share of the test examples of other classes that the
+    last model calls the attack's target once they carry its trigger; None for an attack without a trigger. fallback:
+    share of the rounds in which the aggregator fell back.
     """
 
     accuracy: float
@@ -63,6 +67,9 @@ class Result:
     ms_per_round: float
     byzantine_weight: float | None = None
     missing: float = 0.0
+    recall: list[float | None] | None = None
+    attack_success: float | None = None
+    fallback: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
@@ -74,6 +81,8 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
     federation, promise = setup.federation, setup.privacy
     found = shares(federation, progress)
     curve = list(progress.curve)
+    examined = federation.mechanism.model, progress.state.params, setup.x_test, setup.y_test
+    trigger = trigger_of(federation.adversary.attack)
     return Result(
         accuracy=curve[-1]["accuracy"],
         best_accuracy=max(line["accuracy"] for line in curve),
@@ -96,6 +105,9 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         byzantine_selected=found.byzantine_selected,
         byzantine_weight=found.byzantine_weight,
         missing=found.missing,
+        fallback=found.fallback,
+        recall=recall(*examined, federation.adversary.classes),
+        attack_success=attack_success(*examined, trigger) if trigger else None,
         accountant=promise.accountant,
         worker_epsilons=list(promise.worker_epsilons),
         relation=promise.relation,

@@ -14,9 +14,9 @@ from noisegate.data import Dataset
 from noisegate.entropy import Secret
 from noisegate.errors import DataError, SpecError
 from noisegate.models import build_model, check_module
-from noisegate.protocol import Mechanism, Server
+from noisegate.protocol import Mechanism, Server, expected_of
 from noisegate.roles import Aggregator, Attack, Worker
-from noisegate.runs.dealing import Dealt, copies, deal, held_by_byzantine, surrogate
+from noisegate.runs.dealing import Dealt, copies, count_honest, deal, held_by_byzantine, surrogate
 from noisegate.runs.identity import digest_data, digest_run
 from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of
 from noisegate.runs.spec import Spec
@@ -108,7 +108,7 @@ def prepare(
     defaults = data.SOURCES.get(spec.dataset) if dataset is None else None
     dataset = dataset or shared.load(spec)
     source = shared.load_auxiliary(spec.auxiliary_from) if spec.auxiliary_from else dataset
-    honest = spec.workers or (defaults.workers if defaults else DEFAULT_WORKERS)
+    honest = count_honest(spec, dataset, defaults.workers if defaults else DEFAULT_WORKERS)
     parts = _build_parts(spec, honest)
     dealt = deal(spec, dataset, source, honest)
     declared = spec.declared or round(sum(dealt.honest_sizes()) / honest)
@@ -130,7 +130,8 @@ def prepare(
     chunk = max(1, min(compute.chunk, scratch // (4 * GRADIENT_COPIES * model.d)))
     company = Company(spec.batch, len(dealt.parts), scratch, spec.seed)
     sums = choose_sums(model, model.initial(), x, y, chunk=chunk, company=company)
-    mechanism = Mechanism(model, sums, parts.worker, sampling, promise.sigma, declared)
+    most = _most(sampling, dealt, declared) if spec.secret else 1.0  # research noise keeps the bytes that it had
+    mechanism = Mechanism(model, sums, parts.worker, sampling, promise.sigma, declared, most)
     server = _server(spec, mechanism, parts, dealt, promise, scratch)
     examples = shared.digest(dataset), shared.digest(source)
     made_of = digest_run(examples, module, loss, (parts.attack, parts.aggregator, parts.worker), label)
@@ -194,7 +195,20 @@ def _server(spec: Spec, mechanism: Mechanism, parts: Parts, dealt: Dealt, promis
         believed_honest=believed,
         rate=spec.rate * promise.sigma_base / promise.sigma if promise.sigma else spec.rate,
         scratch=scratch,
+        expected=_expected(mechanism, dealt, device),
     )
+
+
+def _most(sampling: Sampling, dealt: Dealt, declared: int) -> float:
+    """The largest draw that an honest worker expects, over b_c."""
+    return max(1.0, max(dealt.honest_sizes()) / declared) if sampling.follows_size else 1.0
+
+
+def _expected(mechanism: Mechanism, dealt: Dealt, device: torch.device) -> Tensor | None:
+    """What uploads are expected to be made of, by the sizes that workers claim: all of them claim what they hold."""
+    if not mechanism.sampling.follows_size:
+        return None
+    return expected_of([len(part) for part in dealt.parts], mechanism.declared, device)
 
 
 def _adversary(spec: Spec, attack: Attack, server: Server, dealt: Dealt, examples: tuple[Tensor, Tensor]) -> Adversary:

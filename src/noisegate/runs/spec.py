@@ -19,7 +19,7 @@ from noisegate.data import SOURCES
 from noisegate.errors import SpecError
 from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.roles import Aggregator, Attack, Worker
-from noisegate.sampling import SAMPLINGS
+from noisegate.sampling import EQUAL, SAMPLINGS
 from noisegate.settings import read_settings, toml
 from noisegate.workers import WORKERS
 
@@ -30,7 +30,7 @@ BEST = "fortified"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from", "declared", "secret", "absent")
+LATER = ("auxiliary_from", "declared", "secret", "absent", "redeal")
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -52,7 +52,9 @@ class Spec:
     secret: noise and batches come from the operating system, and nobody can draw them again: for what is published.
     absent: the probability that a worker misses a round. Its batch is drawn and paid for, but its upload is missing.
     batch, worker, rate: 16, "normalized" and 0.2, unless the data set has others (digits), or the aggregator goes with
-    others (`guerraoui` and its like), which come first.
+    others (`guerraoui` and its like), which come first. batch = "equal" is sampling = "equal" with the usual batch.
+    sampling: "poisson" draws at one rate for all, so that who holds more draws more; "equal" gives every worker the
+    same expected batch, at a rate of its own. redeal: deal the examples anew although the data say who holds what.
     """
 
     dataset: str = "digits"
@@ -83,9 +85,11 @@ class Spec:
     declared: int | None = None
     secret: bool = False
     absent: float | None = None
+    redeal: bool = False
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
+        self._settle_batch()
         usual = DEFAULTS | usual_of(self.dataset) | partner_of(self.aggregator)
         for name in DEFAULTS:
             if getattr(self, name) is None:
@@ -102,6 +106,8 @@ class Spec:
         _optional(checks.moderate, "sigma_base", self.sigma_base)
         if self.sigma == 0 and self.secret:
             raise checks.refuse("secret", True, "needs noise, and sigma = 0 is none; leave one of them out")
+        if self.sampling == EQUAL and self.secret:
+            raise checks.refuse("sampling", EQUAL, "draws at rates that follow the data; a secret run uses poisson")
         if self.sigma != 0:
             _optional(checks.moderate, "sigma", self.sigma)
         elif self.epsilon is not None:
@@ -127,6 +133,16 @@ class Spec:
         if self.non_iid and self.dirichlet is not None:
             raise SpecError(f"dirichlet = {self.dirichlet}: cannot be combined with non_iid; choose one partition")
         self.build_attack(), self.build_aggregator(), self.build_worker()
+
+    def _settle_batch(self) -> None:
+        """The word `equal` for a batch names a sampling, and leaves its size at the usual one."""
+        asked: Any = self.batch
+        if asked != EQUAL:
+            return
+        if self.sampling not in ("poisson", EQUAL):
+            raise checks.refuse("batch", EQUAL, f"is drawn by poisson, not {self.sampling!r}; leave one of them out")
+        object.__setattr__(self, "sampling", EQUAL)
+        object.__setattr__(self, "batch", None)
 
     def build_attack(self) -> Attack:
         """The attack as an object, asleep until `attack_start` if that is above 0."""

@@ -197,7 +197,10 @@ class RunFolder:
         """Write the files of a finished run, the result last."""
         params = federation.mechanism.model.tensors(progress.state.params.cpu())
         found = progress.reasons, progress.scores, federation.adversary.byzantine, progress.weights
-        verdicts = Verdicts(*(part.cpu().numpy() for part in found))
+        fallen = None if progress.fell_back is None else progress.fell_back.bool().cpu().numpy()
+        fallen = fallen if fallen is not None and fallen.any() else None  # so that other files stay as they were
+        reasons, scores, byzantine, weights = (part.cpu().numpy() for part in found)
+        verdicts = Verdicts(reasons, scores, byzantine, weights, fallen)
         files = {
             LINES: _lines(progress),
             VERDICTS: pack_verdicts(verdicts),

@@ -22,13 +22,15 @@ HEADER = 4096
 class Verdicts:
     """The verdicts of a run. reasons, scores, weights: (rounds, n). byzantine: (n,) whether a worker is Byzantine.
 
-    Files of earlier versions have no weights.
+    fell_back: (rounds,) whether the aggregator fell back; None if it never did. Files of earlier versions have no
+    weights.
     """
 
     reasons: np.ndarray
     scores: np.ndarray
     byzantine: np.ndarray
     weights: np.ndarray | None = None
+    fell_back: np.ndarray | None = None
 
 
 def pack(verdicts: Verdicts) -> bytes:
@@ -49,13 +51,15 @@ def read_verdicts(path: Path, rounds: int, n: int) -> tuple[Verdicts, bytes]:
         "scores": (np.float32, (rounds, n)),
         "weights": (np.float32, (rounds, n)),
         "byzantine": (np.bool_, (n,)),
+        "fell_back": (np.bool_, (rounds,)),
     }
     sizes = {name: math.prod(shape) * np.dtype(kind).itemsize + HEADER for name, (kind, shape) in kinds.items()}
     content = read_whole(path, 2 * sum(sizes.values()))
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             found = {entry.filename.removesuffix(".npy"): entry for entry in archive.infolist()}
-            if found.keys() not in (kinds.keys(), kinds.keys() - {"weights"}) or len(archive.infolist()) != len(found):
+            needed = kinds.keys() - {"weights", "fell_back"}
+            if not needed <= found.keys() <= kinds.keys() or len(archive.infolist()) != len(found):
                 raise ValueError("other arrays")
             if any(entry.file_size > sizes[name] for name, entry in found.items()):
                 raise ValueError("larger than a run of that many rounds and workers makes it")

@@ -12,7 +12,7 @@ from noisegate.views import Reason
 
 SHARES = (
     *("accuracy", "best_accuracy", "byzantine", "honest_rejected", "byzantine_selected", "sampling_rate"),
-    *("byzantine_weight", "missing"),
+    *("byzantine_weight", "missing", "attack_success", "fallback"),
 )
 """The fields of a result that are numbers from 0 to 1."""
 
@@ -55,6 +55,8 @@ def _in_range(name: str, value: Any) -> bool:
     if not finite(value):
         return False
     if not number(value):
+        if name == "recall":
+            return value is None or all(entry is None or (number(entry) and 0 <= entry <= 1) for entry in value)
         return all(number(entry) and entry >= 0 for entry in value) if name == "worker_epsilons" else True
     if name in SHARES:
         return bool(0 <= value <= 1)

@@ -1,6 +1,7 @@
 """The protocol on one machine: all workers of a round in one batched computation."""
 
 from noisegate.simulate.adversary import Adversary
+from noisegate.simulate.exam import attack_success, recall
 from noisegate.simulate.federation import Federation, FederationState, Schedule, Streams, Workers, first_state
 from noisegate.simulate.progress import Progress, count_reasons, shares, start
 from noisegate.simulate.round import play
@@ -18,9 +19,11 @@ __all__ = [
     "Training",
     "Workers",
     "accuracy",
+    "attack_success",
     "count_reasons",
     "first_state",
     "play",
+    "recall",
     "shares",
     "side_by_side",
     "start",

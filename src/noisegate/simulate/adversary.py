@@ -13,7 +13,7 @@ from noisegate.errors import SpecError
 from noisegate.examples import Drawn
 from noisegate.protocol.intake import as_rows, received
 from noisegate.protocol.server import Server, ServerState, ask, view_of
-from noisegate.roles import Attack
+from noisegate.roles import Attack, check_classes
 from noisegate.views import AdversaryView, DataView, Verdict, checked_examples
 from noisegate.workers import mean_gradient
 
@@ -39,6 +39,9 @@ class Adversary:
     imagined: Server
     known_x: Tensor = field(default_factory=lambda: torch.zeros(0))
     known_y: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+
+    def __post_init__(self) -> None:
+        check_classes(self.attack, self.classes)
 
     @cached_property
     def everyone(self) -> Tensor:

@@ -17,7 +17,8 @@ class Progress:
     rounds: how many are done. curve: one line per evaluated round. reasons, scores, weights: (all rounds, n), what the
     verdicts said, filled so far. seconds: what the rounds took, kept by whoever plays them. reserved: the first round
     that nothing was drawn for yet, where that is more than the rounds that are done. A secret run may have drawn for
-    rounds that were then lost, and must not draw for them again.
+    rounds that were then lost, and must not draw for them again. fell_back: (all rounds,) 1 where the aggregator fell
+    back.
     """
 
     rounds: int
@@ -28,6 +29,7 @@ class Progress:
     weights: Tensor
     seconds: float = 0.0
     reserved: int = 0
+    fell_back: Tensor | None = None
 
     @property
     def lost(self) -> int:
@@ -36,11 +38,10 @@ class Progress:
 
     def note(self, t: int | Tensor, verdict: Verdict) -> None:
         """Write down the verdict of round `t`, which a device may hold as (1,)."""
-        for rows, value in (
-            (self.reasons, verdict.reason),
-            (self.scores, verdict.score),
-            (self.weights, verdict.weights),
-        ):
+        found = [(self.reasons, verdict.reason), (self.scores, verdict.score), (self.weights, verdict.weights)]
+        if self.fell_back is not None and verdict.fell_back is not None:
+            found.append((self.fell_back, verdict.fell_back))
+        for rows, value in found:
             if isinstance(t, Tensor):
                 rows.index_copy_(0, t, value[None].to(rows))
             else:
@@ -59,7 +60,8 @@ def start(federation: Federation) -> Progress:
     shape, device = (federation.schedule.rounds, len(federation.workers)), federation.device
     reasons = torch.zeros(shape, dtype=torch.uint8, device=device)
     scores, weights = (torch.zeros(shape, device=device) for _ in range(2))
-    return Progress(0, first_state(federation), (), reasons, scores, weights)
+    fell_back = torch.zeros(shape[0], dtype=torch.uint8, device=device)
+    return Progress(0, first_state(federation), (), reasons, scores, weights, fell_back=fell_back)
 
 
 def describe(federation: Federation, reasons: Tensor, since: int, until: int, accuracy: float) -> dict[str, Any]:
@@ -92,13 +94,15 @@ class Shares(NamedTuple):
 
     honest_rejected: share of the honest uploads that arrived which a test refused. byzantine_selected: share of the
     uploads used that were Byzantine. byzantine_weight: the weight of Byzantine uploads in all updates together, of the
-    weight of all uploads. missing: share of the uploads that did not arrive.
+    weight of all uploads. missing: share of the uploads that did not arrive. fallback: share of the rounds that were
+    judged in which the aggregator fell back.
     """
 
     honest_rejected: float
     byzantine_selected: float
     byzantine_weight: float
     missing: float
+    fallback: float
 
 
 def shares(federation: Federation, progress: Progress) -> Shares:
@@ -109,9 +113,11 @@ def shares(federation: Federation, progress: Progress) -> Shares:
     refused = sum(counts[reason][0] for reason in TESTS)
     used, sent = sum(counts[Reason.KEPT]), reasons.numel() - sum(counts[Reason.LOST])
     total = float(weights.sum())
+    fallen = 0 if progress.fell_back is None else int(progress.fell_back[: progress.rounds].sum())
     return Shares(
         refused / max(1, honest),
         counts[Reason.KEPT][1] / max(1, used),
         float(weights[:, byzantine].sum()) / total if total else 0.0,
         sum(counts[Reason.MISSING]) / max(1, sent),
+        fallen / max(1, progress.rounds - progress.lost),
     )

@@ -19,11 +19,22 @@ class Outcome:
     byzantine_selected: float | None = None
     honest_rejected: float | None = None
     message: str = ""
+    recall: list[float | None] | None = None
+    attack_success: float | None = None
+    fallback: float = 0.0
 
 
 def outcome_of(result: Result) -> Outcome:
     """The outcome of a run that ended with a result."""
-    return Outcome("done", result.accuracy, result.byzantine_selected, result.honest_rejected)
+    return Outcome(
+        "done",
+        result.accuracy,
+        result.byzantine_selected,
+        result.honest_rejected,
+        recall=result.recall,
+        attack_success=result.attack_success,
+        fallback=result.fallback,
+    )
 
 
 def broken(error: BaseException) -> Outcome:

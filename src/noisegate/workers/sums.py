@@ -80,7 +80,7 @@ def _check_one(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> None:
         ) from None
 
 
-def rounded_sensitivity(worker: Worker, batch: int) -> float:
+def rounded_sensitivity(worker: Worker, batch: float) -> float:
     """How far one example can move a sum of about `batch` contributions, rounding in float32 included.
 
     The contributions' margin covers a sum of some 64; a larger one rounds more, which a hair more noise pays for.

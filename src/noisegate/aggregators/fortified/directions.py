@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from noisegate import kernels
-from noisegate.aggregators.fortified.moments import ExampleMoments, agreement_of_examples, variance_of_mean
-from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, TINY, FortifiedState
+from noisegate.aggregators.fortified.mixture import Mixture
+from noisegate.aggregators.fortified.moments import ExampleMoments
+from noisegate.aggregators.fortified.state import OWN_SPEED, TINY, FortifiedState
 from noisegate.views import ServerView
 
 MOMENTUM_MARGIN = 1.5
@@ -125,32 +125,26 @@ class OwnProjections(NamedTuple):
 class Projections(NamedTuple):
     """Where everything lies along the directions: the COMMON ones first, then each worker's own average.
 
-    of_uploads: (n, PROBES) the uploads.
-    moments: (COMMON + n,) each, of the server's examples. mean_variance: (COMMON,) the squared standard error of their
-        mean.
+    of_uploads: (n, PROBES) the uploads. moments: (n, PROBES) each, of the server's examples.
+    along_gradient: (n,) where the mix of each worker puts it along the server's gradient, if no example meets itself.
     lengths: (COMMON,) of the directions before they became unit vectors. own_lengths: (n,) of the own averages.
-    agreement: () how far along the server's gradient fresh examples would lie.
     momentum: what momentum may add. own_averages, main_difference: as in `FortifiedState`, after the round.
     """
 
     of_uploads: Tensor
     moments: ExampleMoments
-    mean_variance: Tensor
+    along_gradient: Tensor
     lengths: Tensor
     own_lengths: Tensor
-    agreement: Tensor
     momentum: MomentumTerm
     own_averages: Tensor
     main_difference: Tensor
 
     @classmethod
-    def of(cls, view: ServerView, contributions: Tensor, state: FortifiedState, unit: float) -> "Projections":
+    def of(
+        cls, view: ServerView, contributions: Tensor, state: FortifiedState, mixture: Mixture, unit: float
+    ) -> "Projections":
         """contributions: (A, d) what the server's examples would add. unit: that own averages are measured in."""
-        if kernels.fused(contributions):
-            from noisegate.aggregators.fortified.kernels import directions as by_kernels
-
-            if by_kernels.takes(contributions, view.strata):
-                return by_kernels.project(view, contributions, state, unit)
         momentum = MomentumTerm.of(view, contributions)
         # All directions at once: to read the uploads is what takes time.
         directions = torch.cat([contributions.mean(0, keepdim=True), state.update_averages, state.main_difference])
@@ -158,16 +152,26 @@ class Projections(NamedTuple):
         directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
         own = OwnProjections.of(view, contributions, state, directions[:1], unit)
         of_uploads = torch.cat([view.uploads @ directions.T, own.of_uploads[:, None]], 1)
-        of_examples = torch.cat([contributions @ directions.T, own.of_examples], 1)
-        moments = ExampleMoments.of(of_examples, momentum.variance, view.batch)
+        moments = ExampleMoments.of(
+            contributions @ directions.T,
+            own.of_examples,
+            mixture.mix,
+            longest_mean(contributions, mixture),
+            momentum.variance,
+            view.batch,
+        )
         return cls(
             of_uploads=of_uploads,
             moments=moments,
-            mean_variance=variance_of_mean(of_examples[:, :COMMON], view.strata),
+            along_gradient=mixture.mix @ mixture.classes.gram.mean(1) / lengths[0].clamp(min=TINY),
             lengths=lengths,
             own_lengths=own.lengths,
-            agreement=agreement_of_examples(contributions, lengths[0], moments.spread[0], view.strata),
             momentum=momentum,
             own_averages=own.own_averages,
             main_difference=own.main_difference,
         )
+
+
+def longest_mean(contributions: Tensor, mixture: Mixture) -> Tensor:
+    """() the largest mean length of the contributions of a class: no mean of a worker's examples is longer."""
+    return torch.linalg.vector_norm(contributions, dim=1).view(mixture.mix.shape[1], -1).mean(1).amax()

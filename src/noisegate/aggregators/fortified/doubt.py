@@ -15,8 +15,6 @@ given the smallest doubt of any position that a worker has, plus what it takes t
 import torch
 from torch import Tensor
 
-from noisegate import kernels
-
 OFFSET_SPEED = 0.02
 """The share of a new round in the moving averages of offsets. They average over about 50 rounds."""
 
@@ -37,26 +35,26 @@ NEIGHBORS = 512
 
 
 def remaining_doubt(
-    offsets: Tensor, error: Tensor, spread: Tensor, noise: Tensor, passed: Tensor, ties: Tensor
+    offsets: Tensor, error: Tensor, noise: Tensor, passed: Tensor, ties: Tensor, together: bool = False
 ) -> Tensor:
     """(n,) the doubt about each worker beyond the least doubted: the largest over K directions, up to MOST_DOUBT.
 
-    offsets: (n, K) how far they lay off on average. error, noise: (K,) the variances e^2 and v^2. spread: (K,) of the
-    examples. passed: (n,) whose positions count. ties: (n,) a random order.
+    offsets: (n, K) how far they lay off on average. error, noise: (n, K) the variances e^2 and v^2. passed: (n,) whose
+    positions count. ties: (n,) a random order. together: the errors along the directions are independent, so that doubt
+    adds up over them.
     """
-    if kernels.fused(offsets):
-        from noisegate.aggregators.fortified.kernels import doubt
-
-        return doubt.remaining_doubt(*(each.contiguous() for each in (offsets, error, spread, noise, passed, ties)))
-    alone = (offsets / (2 * (error + (OFFSET_SKEW * spread).square() + noise)).sqrt()).clamp(-FAR, FAR).square()
-    places = (offsets / (WIDTH * (2 * noise).sqrt())).clamp(-FAR, FAR)
-    theirs, near = torch.where(passed[:, None], alone, torch.inf), places
+    alone = (offsets / (2 * (error + noise)).sqrt()).clamp(-FAR, FAR).square()
+    scale = (WIDTH * (2 * noise).sqrt()).reciprocal()
+    theirs, near = torch.where(passed[:, None], alone, torch.inf), offsets
     if len(offsets) > NEIGHBORS:
         theirs, near = theirs[ties[:NEIGHBORS]], near[ties[:NEIGHBORS]]
-    found = torch.cat(
-        [
-            torch.minimum(own, (theirs + (place[:, None] - near).square()).amin(1)).amax(1)
-            for own, place in zip(alone.split(NEIGHBORS), places.split(NEIGHBORS), strict=True)
-        ]
-    )
-    return (found - torch.where(passed, found, torch.inf).amin()).clamp(0.0, MOST_DOUBT)
+    found = []
+    parts = zip(alone.split(NEIGHBORS), offsets.split(NEIGHBORS), scale.split(NEIGHBORS), strict=True)
+    for own, place, each in parts:
+        there = theirs + ((place[:, None] - near) * each[:, None]).clamp(-FAR, FAR).square()
+        if together:
+            own, there = own.sum(1, keepdim=True), there.sum(2, keepdim=True)
+        found.append(torch.minimum(own, there.amin(1)))
+    doubt = torch.cat(found)
+    doubt = doubt - torch.where(passed[:, None], doubt, torch.inf).amin(0)
+    return doubt.amax(1).clamp(0.0, MOST_DOUBT)

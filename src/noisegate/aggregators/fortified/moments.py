@@ -1,6 +1,5 @@
-"""What the server's own examples show along directions: their moments, and how far fresh examples should agree."""
+"""What the server's own examples show along directions: where a worker with a given class mix should lie."""
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -11,60 +10,68 @@ STANDARD_ERRORS = 3.0
 
 It lies beyond with a probability of 1 in 740 on either side, or 1 in 270 if the error is estimated from 20 examples."""
 
+MIX_ERROR = 1.0
+"""How far a worker's mix is known to be off, as a share of how far it is from equal shares."""
+
 LEAST_LENGTH = 1e-15
 """The length that stands in for a length of zero; its square is not zero in single precision either."""
 
 
 class ExampleMoments(NamedTuple):
-    """Moments of the server's A examples along K directions: (K,) each.
+    """What the server's examples say of n workers along K directions: (n, K) each.
 
-    mean, spread: the mean and the standard deviation of the examples.
+    mean: the mean of an upload of a worker with this mix. error: the variance of that estimate: the examples are few.
+    shared_error: the part of it that all workers share.
+    spread: the standard deviation of the examples of all classes, for a mix as uneven as this.
+    own_reach: (n,) how much further along its own average a worker lies if its mix is not quite this one.
     variance: that of an honest upload around its mean: of a random batch and of the noise.
     """
 
     mean: Tensor
+    error: Tensor
+    shared_error: Tensor
     spread: Tensor
+    own_reach: Tensor
     variance: Tensor
 
     @classmethod
-    def of(cls, along: Tensor, noise: Tensor, batch: int) -> "ExampleMoments":
-        """along: (A, K) the examples along the directions. noise: () the variance of the noise along any of them."""
-        variance, mean = torch.var_mean(along, 0)
-        squares = torch.addcmul(variance * (1 - 1 / len(along)), mean, mean)
-        return cls(mean, variance.sqrt(), (squares / batch + noise).clamp(min=LEAST_LENGTH**2))
+    def of(cls, along: Tensor, own: Tensor, mix: Tensor, reach: Tensor, noise: Tensor, batch: int) -> "ExampleMoments":
+        """along: (A, K - 1) the examples along the directions that all workers share. own: (A, n) along each worker's
+        own, which comes last. mix: (n, C). noise: () the variance of the noise along any direction.
+        """
+        shared, each_own = _by_class(along, mix.shape[1]), _by_class(own, mix.shape[1])
+        squares = mix.square()
+        of_shared = [mix @ shared[0], squares @ shared[1], mix @ shared[2]]
+        of_own = [(mix * each_own[0].T).sum(1), (squares * each_own[1].T).sum(1), (mix * each_own[2].T).sum(1)]
+        equal = mix.mean(1, keepdim=True)
+        unsure = (MIX_ERROR * (mix - equal)).square().sum(1, keepdim=True)
+        of_shared[1] = of_shared[1] + unsure * shared[0].var(0)
+        of_own[1] = of_own[1] + unsure[:, 0] * each_own[0].var(0)
+        of_all = torch.cat([shared[1].sum(0).expand(len(mix), -1), each_own[1].sum(0)[:, None]], 1)
+        mean, error, second = (torch.cat([s, o[:, None]], 1) for s, o in zip(of_shared, of_own, strict=True))
+        spread = torch.cat([along.std(0).expand(len(mix), -1), own.std(0)[:, None]], 1)
+        spread = spread * (squares.sum(1, keepdim=True) * mix.shape[1]).sqrt()
+        furthest = (mix.sum(1) * reach - mean[:, -1]).clamp(min=0.0)
+        shared_error = torch.minimum(error, equal.square() * of_all)
+        variance = (second / batch + noise).clamp(min=LEAST_LENGTH**2)
+        return cls(mean, error, shared_error, spread, furthest, variance)
 
-    def error(self, examples: int) -> Tensor:
-        """(K,) how far the mean of so many examples may be off."""
-        return self.spread * (STANDARD_ERRORS / math.sqrt(examples))
+    def allowance(self) -> Tensor:
+        """(n, K) how far the mean may be off."""
+        return STANDARD_ERRORS * self.error.sqrt()
 
 
-def variance_of_mean(along: Tensor, strata: int) -> Tensor:
-    """(K,) the squared standard error of the mean of the server's (A, K) examples.
+def _by_class(along: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(C, K) each: the means of the (A, K) examples of each class, the variance of that mean, and their mean squares.
 
-    strata: the number of classes, if there are as many examples of each and one class follows the other; else 1.
+    The variance within a class, from so few, is the mean of its own and of that of all classes. Where there is one
+    example of each class, the variance of all examples stands in for it, which is no smaller.
     """
-    each = len(along) // strata
-    if each < 2:
-        strata, each = 1, len(along)
-    return along.view(strata, each, -1).var(1).sum(0) / (strata * len(along))
-
-
-def agreement_of_examples(contributions: Tensor, length: Tensor, spread: Tensor, strata: int) -> Tensor:
-    """() how far along the server's gradient honest uploads are expected: as far as fresh examples would lie.
-
-    The server's (A, d) contributions tell: each example is compared with the others and never with itself. Where the
-    result is not above its standard error, it is 0. This is so near the optimum, where the model fits the workers'
-    examples better than the server's, which it never saw.
-    length, spread: () of the mean, and of the examples along it. strata: as in `variance_of_mean`. A fresh example has
-    the class of one in so many others; fewer of the server's other examples do.
-    """
-    examples = len(contributions)
-    each, size = examples // strata, contributions.shape[1]
-    # Sums of the inner products of all pairs, of those within a class, and of each with itself.
-    within_classes = contributions.view(strata, each, size).sum(1).norm()
-    sums = torch.stack([examples * length, within_classes, contributions.norm()]).square()
-    pairs_between, pairs_within = examples * (examples - each), examples * (each - 1)
-    between = (sums[0] - sums[1]) / max(1, pairs_between)
-    within = (sums[1] - sums[2]) / max(1, pairs_within)
-    found = (between * (1 - 1 / strata) + within / strata) / length.clamp(min=LEAST_LENGTH)
-    return torch.where(found > spread / math.sqrt(examples), found, 0.0)
+    each = len(along) // classes
+    groups = along.view(classes, each, -1)
+    if each == 1:
+        within = along.var(0).expand(classes, -1)
+    else:
+        within = groups.var(1)
+        within = torch.maximum(within, within.mean(0))
+    return groups.mean(1), within / each, groups.square().mean(1)

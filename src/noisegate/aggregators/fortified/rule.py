@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 
 from noisegate import checks
+from noisegate.aggregators.fortified.classes import ClassOffsets
 from noisegate.aggregators.fortified.copies import GROUP, find_copies, largest_product
 from noisegate.aggregators.fortified.directions import Projections
-from noisegate.aggregators.fortified.doubt import OFFSET_SPEED, remaining_doubt
+from noisegate.aggregators.fortified.doubt import OFFSET_SKEW, OFFSET_SPEED, remaining_doubt
 from noisegate.aggregators.fortified.evidence import SHIFTS
 from noisegate.aggregators.fortified.first_tests import FirstTests
+from noisegate.aggregators.fortified.mixture import Mixture
+from noisegate.aggregators.fortified.premise import Premise
 from noisegate.aggregators.fortified.standing import WorkerStanding
 from noisegate.aggregators.fortified.state import COMMON, PROBES, FortifiedState, unless_missing, update_speeds
 from noisegate.aggregators.fortified.trust import AGREEMENT_SPEED
@@ -79,29 +82,44 @@ class Fortified(Aggregator):
         first = FirstTests.of(view, shortest, longest, chance)
 
         # 2. Project uploads and the server's examples on directions that were fixed before the round.
-        projections = Projections.of(view, contributions, known, longest / math.sqrt(d))
+        mixture = Mixture.of(view, contributions, known, first.passed)
+        projections = Projections.of(view, contributions, known, mixture, longest / math.sqrt(d))
 
         # 3. Add up over the rounds: the evidence against each worker, the trust in it, and how far off the server's
         # examples it lies where it cannot be refused for that.
         evidence_limit = math.log(2 * PROBES * len(SHIFTS) / chance)
-        standing = WorkerStanding.of(view, known, projections, first.passed, len(contributions), evidence_limit)
+        given = (view, known, projections, mixture, contributions, first.passed, evidence_limit)
+        standing = WorkerStanding.of(*given)
 
-        # 4. Compare the uploads with one another.
+        # 4. Where the server's examples turn out to be unlike the workers', evidence counts for nothing.
+        premise = Premise.of(view, known, projections, first.passed, standing.unrefuted)
+        unrefuted = standing.unrefuted | premise.fails
+        candidates = first.passed & unrefuted
+
+        # 5. Compare the uploads with one another.
         signal = projections.momentum.signal
         product_limit = largest_product(view.noise_std, longest, signal, chance, min(n, GROUP) - 1)
-        given = (view.uploads, standing.candidates, product_limit, longest, standing.score, view.ties)
+        given = (view.uploads, candidates, product_limit, longest, standing.score, view.ties)
         copies, repeats = find_copies(*given)
-        passed = standing.candidates ^ copies  # which are among the candidates
+        passed = candidates ^ copies  # which are among the candidates
 
-        # 5. Find what doubt is left, along neither the server's gradient nor the worker's own average, in which
+        # 6. Find what doubt is left, along neither the server's gradient nor the worker's own average, in which
         # workers cannot be compared.
-        _, spread, variance = (each[1:COMMON] for each in projections.moments)
-        noise = variance * (OFFSET_SPEED / (2 - OFFSET_SPEED))
-        doubt = remaining_doubt(standing.offsets, projections.mean_variance[1:], spread, noise, passed, view.ties)
+        moments = projections.moments
+        batches = moments.variance * (OFFSET_SPEED / (2 - OFFSET_SPEED))
+        shared = moments.shared_error + (OFFSET_SKEW * moments.spread).square()
+        own = batches + moments.error - moments.shared_error
+        here = slice(1, COMMON)
+        of_classes = ClassOffsets.of(view, known, mixture, first.passed)
+        doubt = remaining_doubt(standing.offsets, shared[:, here], own[:, here], passed, view.ties)
+        error = torch.ones_like(of_classes.noise)
+        of_labels = remaining_doubt(of_classes.offsets, error, of_classes.noise, passed, view.ties, together=True)
+        doubt = torch.maximum(doubt, of_labels)
 
-        # 6. Average those that passed, each with its odds of being honest; what is repeated counts once.
-        stages = [view.present, first.fits_length, first.passes_distribution, standing.unrefuted, copies]
+        # 7. Average those that passed, each with its odds of being honest; what is repeated counts once.
+        stages = [view.present, first.fits_length, first.passes_distribution, unrefuted, copies]
         weighed = Weights.of(view, known, standing.score, doubt, repeats, passed, stages)
+        weighed = weighed.unless(premise.fails, premise.best & passed, repeats, known)
         update = weighed.weights @ view.uploads
 
         one = ones(n, known.bias_correction.dtype, known.bias_correction.device)
@@ -113,16 +131,26 @@ class Fortified(Aggregator):
                 view, torch.lerp(known.bias_correction, one, AGREEMENT_SPEED), known.bias_correction
             ),
             offsets=standing.offsets,
+            class_offsets=of_classes.offsets,
             update_averages=moved_averages(known),
             last_update=update,
             largest_weights=weighed.largest_weights,
             own_averages=projections.own_averages,
             main_difference=projections.main_difference,
+            gram=mixture.gram,
+            products=mixture.products,
+            mix=mixture.mix_after,
+            seen=mixture.seen,
+            presence=standing.presence,
+            promised=standing.promised,
+            credit=premise.credit,
             counted=unless_missing(view, first.passed, known.counted),
             unrefuted=standing.unrefuted,
         )
         reason = view.mark_missing(weighed.reason)
-        return Verdict(update, weighed.kept, reason, weighed.score, after._asdict(), weighed.weights)
+        return Verdict(
+            update, weighed.kept, reason, weighed.score, after._asdict(), weighed.weights, fell_back=premise.fails
+        )
 
 
 def _contributions(view: ServerView) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from noisegate.aggregators.fortified.evidence import SHIFTS
+from noisegate.aggregators.two_stage import CREDIT
 from noisegate.errors import StoreError
 from noisegate.views import ServerView, State
 
@@ -40,6 +41,8 @@ class FortifiedState(NamedTuple):
         `agreement` is divided by it.
     offsets: (n, COMMON - 1) the moving averages of how far each worker lies off the server's examples along the common
         directions but the first.
+    class_offsets: (n, C) the moving averages of how far each worker lies off what its mix says along the class means, in
+        standard errors of the server's examples.
     update_averages: (UPDATE_SPEEDS, d) the moving averages of the updates up to the last but one.
     last_update: (d,) the last update.
     largest_weights: (2,) the largest weight of an upload in the last update and in the one before.
@@ -47,6 +50,11 @@ class FortifiedState(NamedTuple):
         the noise. Half precision is more than enough for something that is mostly noise.
     main_difference: (1, d) the first principal component of the own averages of those who are not suspected, as far as
         power iteration has found it.
+    gram: (C, C) the moving average of the inner products of class means, and products: (n, C) that of each worker's
+        uploads with them. mix: (n, C) the class mix that is fitted to both. seen: (n,) the rounds in it.
+    promised: (n,) the moving average of what `agreement` should be for an honest worker. It begins at 0.
+    credit: (CREDIT, n) the accumulated scores, as `premise` reckons them.
+    presence: (n,) the logarithm of the odds that each worker lost for not leaning on its own last upload.
     counted: (n,) whose last upload received passed the first tests, and may become part of its worker's own average.
     unrefuted: (n,) against whom there is no more evidence than is allowed.
     """
@@ -56,11 +64,19 @@ class FortifiedState(NamedTuple):
     agreement: Tensor
     bias_correction: Tensor
     offsets: Tensor
+    class_offsets: Tensor
     update_averages: Tensor
     last_update: Tensor
     largest_weights: Tensor
     own_averages: Tensor
     main_difference: Tensor
+    gram: Tensor
+    products: Tensor
+    mix: Tensor
+    seen: Tensor
+    presence: Tensor
+    promised: Tensor
+    credit: Tensor
     counted: Tensor
     unrefuted: Tensor
 
@@ -80,11 +96,19 @@ class FortifiedState(NamedTuple):
             agreement=new(n),
             bias_correction=new(n),
             offsets=new(n, COMMON - 1),
+            class_offsets=new(n, view.strata),
             update_averages=new(len(UPDATE_SPEEDS), d),
             last_update=new(d),
             largest_weights=new(2),
             own_averages=new(n, d, dtype=torch.float16),
             main_difference=new(1, d),
+            gram=new(view.strata, view.strata),
+            products=new(n, view.strata),
+            mix=new(n, view.strata) + (1 if view.expected is None else view.expected[:, None]) / view.strata,
+            seen=new(n),
+            presence=new(n),
+            promised=new(n),
+            credit=new(len(CREDIT), n),
             counted=nobody,
             unrefuted=nobody,
         )

@@ -1,10 +1,14 @@
-"""Trust in a worker, earned by agreement with the server's examples over the rounds."""
+"""Trust in a worker: earned by agreement with the server's examples over the rounds, lost by sending noise alone."""
+
+import math
 
 import torch
 from torch import Tensor
 
-from noisegate import kernels
+from noisegate.aggregators.fortified.mixture import Mixture
+from noisegate.aggregators.fortified.moments import LEAST_LENGTH
 from noisegate.aggregators.fortified.state import TINY, FortifiedState
+from noisegate.views import ServerView
 
 CAUTION = 0.5
 """The share of the expected agreement that is looked for in an honest worker, in case too much is expected."""
@@ -29,21 +33,53 @@ def best_agreement(state: FortifiedState, believed_honest: int) -> Tensor:
     """
     n = len(state.agreement)
     place = max(1, min(believed_honest, -(-n // BEST_ONE_IN)))
-    if kernels.fused(state.agreement):
-        from noisegate.aggregators.fortified.kernels import trust
-
-        if n <= trust.MANY:
-            return trust.best_agreement(state, place)
     agreement = state.agreement / state.bias_correction.clamp(min=TINY)
     return torch.where(state.unrefuted & state.counted, agreement, 0.0).kthvalue(n + 1 - place).values
+
+
+def agreement_of(mixture: Mixture, error: Tensor) -> tuple[Tensor, Tensor]:
+    """(n,) how far each upload lies along what its worker's mix says it should be, and how far it should.
+
+    That is as far as fresh examples of the same mix would lie. Where it is not above its standard error it is 0. This
+    is so near the optimum, where the model fits the workers' examples better than the server's, which it never saw.
+    error: (n,) the variance of the server's examples along its gradient, for each mix.
+    """
+    mix, means = mixture.mix, mixture.classes.means
+    length = ((mix @ (means @ means.T)) * mix).sum(1).clamp(min=0.0).sqrt().clamp(min=LEAST_LENGTH)
+    found = (mix * mixture.along).sum(1) / length
+    should = ((mix @ mixture.classes.gram) * mix).sum(1) / length
+    return found, torch.where(should > error.sqrt(), should, 0.0)
 
 
 def earned(trust: Tensor, agreement: Tensor, expected: Tensor, variance: Tensor) -> Tensor:
     """(n,) trust after a round: plus a log-likelihood ratio, "honest" against "no signal at all".
 
-    agreement: (n,) how far each upload lies along the server's gradient, with this () variance. expected: () how far
-    that of an honest worker should; near the optimum nothing is expected, and nothing is learned.
+    agreement: (n,) how far each upload lies along the expected one, with this variance. expected: (n,) how far that of
+    an honest worker should; near the optimum nothing is expected, and nothing is learned.
     """
+    return (trust + likelihood_ratio(agreement, expected, variance)).clamp(-MOST_TRUST, MOST_TRUST)
+
+
+def likelihood_ratio(found: Tensor, expected: Tensor, variance: Tensor) -> Tensor:
+    """(n,) of "at least a share of what is expected" against "nothing", as a logarithm."""
     looked_for = CAUTION * expected
-    agreement = torch.minimum(agreement, expected + LUCK * variance.sqrt())
-    return (trust + looked_for / variance * (agreement - looked_for / 2)).clamp(-MOST_TRUST, MOST_TRUST)
+    found = torch.minimum(found, expected + LUCK * variance.sqrt())
+    return looked_for / variance * (found - looked_for / 2)
+
+
+def leaning(view: ServerView, contributions: Tensor, mix: Tensor, variance: float) -> Tensor:
+    """(n,) the log-likelihood ratio of "leans on its own last upload, as momentum makes it" against "does not".
+
+    An honest worker mixes its last upload into every example before that is scaled, so that its next upload lies along
+    the last one by what the scaled gradient lacks to the full length. Whoever sends fresh noise alone does not. The
+    server's examples tell how far: no further than momentum times the length of an upload.
+    """
+    if view.last is None or not view.momentum:
+        return torch.zeros_like(view.norms)
+    length = view.momentum * view.noise_std * math.sqrt(view.uploads.shape[1])
+    lean = (view.largest**2 - contributions.square().sum(1)).clamp(min=0.0).sqrt().clamp(max=length)
+    expected = mix @ lean.view(mix.shape[1], -1).mean(1)
+    last = torch.linalg.vector_norm(view.last, dim=1)
+    found = torch.linalg.vecdot(view.uploads, view.last) / last.clamp(min=TINY)
+    ratio = likelihood_ratio(found, expected, variance + expected.square() / view.batch)
+    return torch.where(last > 0, ratio, 0.0)

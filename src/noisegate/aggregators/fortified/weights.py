@@ -57,6 +57,22 @@ class Weights(NamedTuple):
         *tests, copies = stages
         return cls(weights, kept, first_failed([*tests, ~copies, heavy]), score - doubt, largest_weights)
 
+    def unless(self, fails: Tensor, chosen: Tensor, repeats: Tensor, state: FortifiedState) -> "Weights":
+        """These, unless the premise `fails`: then the chosen (n,) have equal weights, but what is repeated counts once.
+
+        Who passed the tests and is not chosen is out by its score.
+        """
+        odds = chosen / (1 + repeats)
+        weights = torch.where(fails, odds / odds.sum().clamp(min=TINY), self.weights)
+        by_score = (self.reason == Reason.KEPT) | (self.reason == Reason.SCORE)
+        reason = torch.where(chosen, Reason.KEPT.value, Reason.SCORE.value)
+        return self._replace(
+            weights=weights,
+            kept=torch.where(fails, chosen, self.kept),
+            reason=torch.where(fails & by_score, reason, self.reason),
+            largest_weights=torch.stack([weights.amax(), state.largest_weights[0]]),
+        )
+
 
 def first_failed(passed: list[Tensor]) -> Tensor:
     """(n,) the reason of the first of STAGES that an upload did not get past; KEPT if it got past all.
