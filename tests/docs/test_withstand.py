@@ -20,7 +20,7 @@ def test_the_docs_have_the_tables_of_the_results(withstand):
     page = (ROOT / "docs" / "withstand.md").read_text()
     shown = re.search(r"<!-- withstand -->\n(.*)\n<!-- /withstand -->", page, re.DOTALL).group(1)
     rows = withstand.read([RESULTS])
-    assert shown.strip() == "\n".join(withstand.markdown(*table, rows) for table in withstand.tables(SPEC)).strip()
+    assert shown.strip() == "\n".join(withstand.markdown(table, rows) for table in withstand.tables(SPEC)).strip()
 
 
 def test_every_result_is_of_a_run_that_is_asked_for(withstand):
@@ -30,7 +30,8 @@ def test_every_result_is_of_a_run_that_is_asked_for(withstand):
 
 def test_every_attack_of_the_catalog_is_in_the_first_table(withstand):
     """A new attack may stand in the catalog before it was measured: that is said, and is no failure."""
-    _, asked, specs = withstand.tables(SPEC)[0]
+    table = withstand.tables(SPEC)[0]
+    asked, specs = table.asked, table.specs
     assert asked == 1.0
     assert {spec.seed for spec in specs} == {1, 2, 3}
     measured = {spec.canonical()["attack"]["name"] for spec in specs}
@@ -40,7 +41,8 @@ def test_every_attack_of_the_catalog_is_in_the_first_table(withstand):
 
 
 def test_a_missing_run_is_shown_and_a_cell_too_far_below_is_said_to_be(withstand):
-    title, asked, specs = withstand.tables(SPEC)[0]
+    table = withstand.tables(SPEC)[0]
+    specs = table.specs
     some = [spec for spec in specs if spec.canonical()["attack"]["name"] == "zero"]
     empty = {"honest_rejected": "0", "byzantine_selected": "0", "message": ""}
 
@@ -50,8 +52,8 @@ def test_a_missing_run_is_shown_and_a_cell_too_far_below_is_said_to_be(withstand
     rows = {}
     for spec in some:
         rows |= row(reference(spec), "0.8")
-    assert "missing | missing" in withstand.markdown(title, asked, some, rows)
+    assert "missing | missing" in withstand.markdown(table._replace(specs=some), rows)
     for accuracy, verdict in (("0.79", "reached"), ("0.785", "**not reached**")):
         for spec in some:
             rows |= row(spec, accuracy)
-        assert f"| {verdict} |" in withstand.markdown(title, asked, some, rows)
+        assert f"| {verdict} |" in withstand.markdown(table._replace(specs=some), rows)
