@@ -117,8 +117,9 @@ class ServerView:
     scratch: most bytes that an aggregator may use beside the uploads.
     batch: b_c, how many examples an honest upload is expected to be made of, and what their sum was divided by.
     largest: what one example can at most add to that sum, in L2.
-    contributions: gives (A, d) what each of the server's own examples would on average add to it, in an honest
-        worker's hands at the current model. strata: how many classes these examples are of, if they are as many of
+    contributions: gives (2 A, d) what each of the server's own examples would on average add to it, in an honest
+        worker's hands at the current model; first as they are, and then with labels that are moved by so many classes
+        as it is given, () int64. labels: how many labels there are to move them among. strata: how many classes these examples are of, if they are as many of
         every class and one class comes after the other; else 1.
     last: (n, d) what was last received from everyone; zeros before the first upload. A malformed one counts as zeros.
     missing: (n,) whose upload did not arrive in this round; None if all did. This accuses nobody: absence alone
@@ -138,7 +139,8 @@ class ServerView:
     scratch: int = 2**28
     batch: int = 16
     largest: float = 1.0
-    contributions: Callable[[], Tensor] | None = None
+    contributions: Callable[[Tensor], Tensor] | None = None
+    labels: int = 1
     strata: int = 1
     last: Tensor | None = None
     missing: Tensor | None = None

@@ -54,6 +54,12 @@ class Server:
         return max(1, len(labels)) if even else 1
 
 
+    @cached_property
+    def labels(self) -> tuple[Tensor, Tensor]:
+        """The labels that its examples have, in order, and for each example which of them is its own."""
+        return self.aux_y.unique(return_inverse=True)
+
+
 @dataclass(frozen=True, eq=False)
 class ServerState:
     """What a server carries from one round to the next.
@@ -114,12 +120,22 @@ def view_of(
         momentum=mechanism.worker.momentum,
         believed_honest=server.believed_honest,
         auxiliary=partial(mean_gradient, *own, capacity=capacity),
-        contributions=partial(contributions_of, *own, mechanism.worker, mechanism.noise_std, capacity=capacity),
+        contributions=partial(own_contributions, server, state.params, capacity),
+        labels=len(server.labels[0]),
         strata=server.strata,
         expected=server.expected,
         ties=ties,
         scratch=server.scratch,
     )
+
+
+def own_contributions(server: Server, params: Tensor, capacity: Capacity | None, shift: Tensor) -> Tensor:
+    """(2 A, d) what each of its examples would on average add, with its own label and with one that is moved."""
+    labels, own = server.labels
+    x = torch.cat([server.aux_x, server.aux_x])
+    y = torch.cat([server.aux_y, labels[(own + shift) % len(labels)]])
+    mechanism = server.mechanism
+    return contributions_of(mechanism.sums, params, x, y, mechanism.worker, mechanism.noise_std, capacity)
 
 
 def ask(aggregator: Aggregator, view: ServerView, state: State) -> Verdict:

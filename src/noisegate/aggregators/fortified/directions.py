@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from noisegate.aggregators.fortified.mixture import Mixture
 from noisegate.aggregators.fortified.moments import ExampleMoments
-from noisegate.aggregators.fortified.state import OWN_SPEED, TINY, FortifiedState
+from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, TINY, FortifiedState
 from noisegate.views import ServerView
 
 MOMENTUM_MARGIN = 1.5
@@ -72,7 +72,8 @@ class OwnProjections(NamedTuple):
     """Where uploads and examples lie along each worker's own average, and the averages after the round.
 
     of_uploads, lengths: (n,) how far each upload lies along its worker's own average, and the length of that average.
-    of_examples: (A, n) the server's examples along each. own_averages, main_difference: as in `FortifiedState`.
+    of_examples: (A, n) the server's examples along each. own_averages, main_difference, label_difference: as in
+    `FortifiedState`. loads: (n,) of the own averages along the label direction, before the round.
     """
 
     of_uploads: Tensor
@@ -80,6 +81,8 @@ class OwnProjections(NamedTuple):
     of_examples: Tensor
     own_averages: Tensor
     main_difference: Tensor
+    label_difference: Tensor
+    loads: Tensor
 
     @classmethod
     def of(
@@ -95,11 +98,12 @@ class OwnProjections(NamedTuple):
         back, the average of all shows neither, but their difference does.
         """
         n, size = view.uploads.shape
-        start = torch.add(state.main_difference[0], gradient[0], alpha=RESTART_SHARE)
+        start = torch.add(state.main_difference, gradient, alpha=RESTART_SHARE)
+        start = torch.cat([start, state.label_direction])
         new = contributions.new_empty
-        sums, loads = contributions.new_zeros(2, size), new(2, n)
+        sums, loads, along_labels = contributions.new_zeros(3, size), new(3, n), new(n)
         of_uploads, lengths, of_examples = new(n), new(n), new(len(contributions), n)
-        loads[1] = state.counted & state.unrefuted
+        loads[1], loads[2] = state.counted & state.unrefuted, state.label_loads
         joins = state.counted if view.missing is None else state.counted & ~view.missing
         averages, speed = torch.empty_like(state.own_averages), OWN_SPEED * joins[:, None].to(contributions.dtype)
         rows = max(1, view.scratch // (16 * size))
@@ -110,16 +114,20 @@ class OwnProjections(NamedTuple):
             torch.linalg.vecdot(view.uploads[here], average, out=of_uploads[here])
             torch.linalg.vector_norm(average, dim=1, out=lengths[here])
             of_examples[:, here] = contributions @ average.T
-            torch.mul(average @ start, loads[1, here], out=loads[0, here])
+            found = average @ start.T
+            torch.mul(found[:, 0], loads[1, here], out=loads[0, here])
+            along_labels[here] = found[:, 1]
             sums.addmm_(loads[:, here], average)
             if view.last is not None:  # in place, since fresh memory is slow; a speed of 0 leaves an average as it was
                 average.lerp_(view.last[here] / unit, speed[here])
             averages[here] = average
         lengths.clamp_(min=TINY)
-        load, many = loads.sum(1)
-        difference = torch.addcmul(sums[:1], sums[1:], load / many.clamp(min=1.0), value=-1.0)
+        load, many = loads[:2].sum(1)
+        difference = torch.addcmul(sums[:1], sums[1:2], load / many.clamp(min=1.0), value=-1.0)
         difference = functional.normalize(difference, eps=TINY)
-        return cls(of_uploads / lengths, lengths * unit, of_examples / lengths, averages, difference)
+        of_labels = functional.normalize(sums[2:], eps=TINY)
+        found = of_uploads / lengths, lengths * unit, of_examples / lengths, averages, difference, of_labels
+        return cls(*found, along_labels)
 
 
 class Projections(NamedTuple):
@@ -128,6 +136,8 @@ class Projections(NamedTuple):
     of_uploads: (n, PROBES) the uploads. moments: (n, PROBES) each, of the server's examples.
     along_gradient: (n,) where the mix of each worker puts it along the server's gradient, if no example meets itself.
     lengths: (COMMON,) of the directions before they became unit vectors. own_lengths: (n,) of the own averages.
+    along_labels: (n, 2) the uploads along the label direction and the label difference; labels_of_examples: (A, 2).
+    label_direction, label_difference: as in `FortifiedState`, after the round. loads: as in `OwnProjections`.
     momentum: what momentum may add. own_averages, main_difference: as in `FortifiedState`, after the round.
     """
 
@@ -137,23 +147,37 @@ class Projections(NamedTuple):
     lengths: Tensor
     own_lengths: Tensor
     momentum: MomentumTerm
+    along_labels: Tensor
+    labels_of_examples: Tensor
+    label_direction: Tensor
+    turned: Tensor
+    label_difference: Tensor
+    loads: Tensor
     own_averages: Tensor
     main_difference: Tensor
 
     @classmethod
     def of(
-        cls, view: ServerView, contributions: Tensor, state: FortifiedState, mixture: Mixture, unit: float
+        cls, view: ServerView, both: tuple[Tensor, Tensor], state: FortifiedState, mixture: Mixture, unit: float
     ) -> "Projections":
-        """contributions: (A, d) what the server's examples would add. unit: that own averages are measured in."""
+        """both: (A, d) what the server's examples would add, and what they would with false labels. unit: that own
+        averages are measured in."""
+        contributions, false = both
         momentum = MomentumTerm.of(view, contributions)
         # All directions at once: to read the uploads is what takes time.
         directions = torch.cat([contributions.mean(0, keepdim=True), state.update_averages, state.main_difference])
         lengths = directions.norm(dim=1)
         directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
         own = OwnProjections.of(view, contributions, state, directions[:1], unit)
-        of_uploads = torch.cat([view.uploads @ directions.T, own.of_uploads[:, None]], 1)
+        labels = torch.cat([functional.normalize(state.label_direction, eps=TINY), state.label_difference])
+        directions = torch.cat([directions, labels])
+        along, of_examples = view.uploads @ directions.T, contributions @ directions.T
+        of_uploads = torch.cat([along[:, :COMMON], own.of_uploads[:, None]], 1)
+        pull = torch.add(own.label_difference, own.main_difference, alpha=RESTART_SHARE)
+        pull = (pull @ false.T) @ false
+        moved = torch.lerp(state.label_direction, pull, 1 / max(1, view.labels - 1))
         moments = ExampleMoments.of(
-            contributions @ directions.T,
+            of_examples[:, :COMMON],
             own.of_examples,
             mixture.mix,
             longest_mean(contributions, mixture),
@@ -167,6 +191,12 @@ class Projections(NamedTuple):
             lengths=lengths,
             own_lengths=own.lengths,
             momentum=momentum,
+            along_labels=along[:, COMMON:],
+            labels_of_examples=of_examples[:, COMMON:],
+            label_direction=moved,
+            turned=functional.cosine_similarity(state.label_direction, moved, eps=TINY)[0],
+            label_difference=own.label_difference,
+            loads=own.loads,
             own_averages=own.own_averages,
             main_difference=own.main_difference,
         )

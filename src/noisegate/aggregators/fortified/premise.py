@@ -19,9 +19,12 @@ from torch import Tensor
 
 from noisegate.aggregators.fortified.directions import Projections
 from noisegate.aggregators.fortified.state import TINY, FortifiedState
-from noisegate.aggregators.fortified.trust import CAUTION, MOST_TRUST, best_agreement
+from noisegate.aggregators.fortified.trust import AGREEMENT_SPEED, CAUTION, MOST_TRUST, best_agreement
 from noisegate.aggregators.two_stage import CREDIT, add_up, highest, mean_of_best, places
 from noisegate.views import ServerView
+
+CHANCE = 4.0
+"""How many standard deviations of an average of noise the best must lie below what is expected."""
 
 LEAST_LEFT = 0.75
 """The share of the believed honest workers that must be left: chance refuses some of them for a while."""
@@ -42,8 +45,10 @@ class Premise(NamedTuple):
         cls, view: ServerView, state: FortifiedState, projections: Projections, counts: Tensor, unrefuted: Tensor
     ) -> "Premise":
         """counts: (n,) whose upload passed the first tests. unrefuted: (n,) as in the state, after the round."""
-        promised = (state.promised / state.bias_correction.clamp(min=TINY)).mean()
-        disagrees = best_agreement(state, view.believed_honest) < CAUTION * promised
+        # Both are averages of the same rounds, and the missing correction of both is the same.
+        promised = state.promised / state.bias_correction.amax().clamp(min=TINY)
+        chance = CHANCE * view.noise_std * (AGREEMENT_SPEED / 2) ** 0.5
+        disagrees = best_agreement(state, view.believed_honest) + chance < CAUTION * promised
         few = unrefuted.sum() < LEAST_LEFT * places(view)
         credit = credited(view, state, view.uploads @ view.auxiliary(False).nan_to_num(0.0, 0.0, 0.0), counts)
         noise_alone = state.presence < -MOST_TRUST

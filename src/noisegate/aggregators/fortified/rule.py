@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from noisegate import checks
-from noisegate.aggregators.fortified.classes import ClassOffsets
 from noisegate.aggregators.fortified.copies import GROUP, find_copies, largest_product
 from noisegate.aggregators.fortified.directions import Projections
 from noisegate.aggregators.fortified.doubt import OFFSET_SKEW, OFFSET_SPEED, remaining_doubt
 from noisegate.aggregators.fortified.evidence import SHIFTS
 from noisegate.aggregators.fortified.first_tests import FirstTests
+from noisegate.aggregators.fortified.labels import Explained, LabelDoubt
 from noisegate.aggregators.fortified.mixture import Mixture
 from noisegate.aggregators.fortified.premise import Premise
 from noisegate.aggregators.fortified.standing import WorkerStanding
-from noisegate.aggregators.fortified.state import COMMON, PROBES, FortifiedState, unless_missing, update_speeds
+from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, PROBES, FortifiedState, unless_missing, update_speeds
 from noisegate.aggregators.fortified.trust import AGREEMENT_SPEED
 from noisegate.aggregators.fortified.weights import Weights
 from noisegate.aggregators.upload_lengths import honest_lengths
@@ -73,9 +73,9 @@ class Fortified(Aggregator):
 
     def __call__(self, view: ServerView, state: State) -> Verdict:
         chance = self.refused / 1000 / TEST_COUNT
-        contributions = _contributions(view)
         n, d = view.uploads.shape
         known = FortifiedState.of(state, view)
+        contributions, false = _contributions(view, 1 + known.rounds % max(1, view.labels - 1))
 
         # 1. Test each upload alone: its length, and the distribution of its coordinates.
         shortest, longest = honest_lengths(d, view.noise_std, view.batch, view.largest, chance)
@@ -83,7 +83,7 @@ class Fortified(Aggregator):
 
         # 2. Project uploads and the server's examples on directions that were fixed before the round.
         mixture = Mixture.of(view, contributions, known, first.passed)
-        projections = Projections.of(view, contributions, known, mixture, longest / math.sqrt(d))
+        projections = Projections.of(view, (contributions, false), known, mixture, longest / math.sqrt(d))
 
         # 3. Add up over the rounds: the evidence against each worker, the trust in it, and how far off the server's
         # examples it lies where it cannot be refused for that.
@@ -110,15 +110,22 @@ class Fortified(Aggregator):
         shared = moments.shared_error + (OFFSET_SKEW * moments.spread).square()
         own = batches + moments.error - moments.shared_error
         here = slice(1, COMMON)
-        of_classes = ClassOffsets.of(view, known, mixture, first.passed)
         doubt = remaining_doubt(standing.offsets, shared[:, here], own[:, here], passed, view.ties)
-        error = torch.ones_like(of_classes.noise)
-        of_labels = remaining_doubt(of_classes.offsets, error, of_classes.noise, passed, view.ties, together=True)
-        doubt = torch.maximum(doubt, of_labels)
+        usual = (first.passed & standing.unrefuted).to(contributions.dtype)
+        unit = longest / math.sqrt(d)
+        of_means = mixture.classes.means @ known.label_direction[0]
+        begun = (1 - (1-OWN_SPEED)**((known.rounds+1).float())) / unit
+        loads = projections.loads - mixture.mix @ of_means * begun
+        loads = (loads - Explained.by(mixture.mix, usual).of(loads * usual)) * usual
+        load_noise = known.label_direction.square().sum() * (view.noise_std / unit)**2 * (OWN_SPEED / (2 - OWN_SPEED)) * (1 - (1-OWN_SPEED)**(2*(known.rounds+1).float()))
+        load_spread = of_means.var() * begun**2
+        given = loads, load_noise, load_spread, projections.along_labels[:, 1], projections.labels_of_examples[:, 1], projections.turned
+        labels = LabelDoubt.of(view, known, mixture, *given, first.passed, passed)
+        doubt = torch.maximum(doubt, labels.doubt)
 
         # 7. Average those that passed, each with its odds of being honest; what is repeated counts once.
         stages = [view.present, first.fits_length, first.passes_distribution, unrefuted, copies]
-        weighed = Weights.of(view, known, standing.score, doubt, repeats, passed, stages)
+        weighed = Weights.of(view, known, standing.score, doubt, repeats, passed, stages, mixture)
         weighed = weighed.unless(premise.fails, premise.best & passed, repeats, known)
         update = weighed.weights @ view.uploads
 
@@ -131,12 +138,17 @@ class Fortified(Aggregator):
                 view, torch.lerp(known.bias_correction, one, AGREEMENT_SPEED), known.bias_correction
             ),
             offsets=standing.offsets,
-            class_offsets=of_classes.offsets,
+            places=labels.places,
+            started=labels.started,
+            label_doubt=labels.doubt,
             update_averages=moved_averages(known),
             last_update=update,
             largest_weights=weighed.largest_weights,
             own_averages=projections.own_averages,
             main_difference=projections.main_difference,
+            label_direction=projections.label_direction,
+            label_difference=projections.label_difference,
+            label_loads=loads,
             gram=mixture.gram,
             products=mixture.products,
             mix=mixture.mix_after,
@@ -146,6 +158,7 @@ class Fortified(Aggregator):
             credit=premise.credit,
             counted=unless_missing(view, first.passed, known.counted),
             unrefuted=standing.unrefuted,
+            rounds=known.rounds + 1,
         )
         reason = view.mark_missing(weighed.reason)
         return Verdict(
@@ -153,16 +166,17 @@ class Fortified(Aggregator):
         )
 
 
-def _contributions(view: ServerView) -> Tensor:
+def _contributions(view: ServerView, shift: Tensor) -> tuple[Tensor, Tensor]:
     """(A, d) what the server's own examples would add to an upload."""
     if view.contributions is None:
         raise SpecError("aggregator 'fortified': needs ServerView.contributions, which this server does not have")
-    found = view.contributions()
-    if len(found) < 2:
-        raise SpecError(f"aggregator 'fortified': needs two examples of the server's own or more, not {len(found)}")
-    if not found.is_cuda and bool(found.norm() < torch.inf):  # nothing to replace, and a copy takes time
-        return found
-    return found.nan_to_num(0.0, 0.0, 0.0)
+    found = view.contributions(shift)
+    examples = len(found) // 2
+    if examples < 2:
+        raise SpecError(f"aggregator 'fortified': needs two examples of the server's own or more, not {examples}")
+    if found.is_cuda or not bool(found.norm() < torch.inf):  # else nothing is to replace, and a copy takes time
+        found = found.nan_to_num(0.0, 0.0, 0.0)
+    return found[:examples], found[examples:]
 
 
 def moved_averages(known: FortifiedState) -> Tensor:

@@ -18,6 +18,7 @@ from noisegate.aggregators.fortified.trust import (
     best_agreement,
     earned,
     leaning,
+    promised_by,
 )
 from noisegate.views import ServerView
 
@@ -62,7 +63,7 @@ class WorkerStanding(NamedTuple):
         evidence = gathered(state.evidence, interval.outside(along, moments.variance), counts)
         unrefuted = largest(evidence) <= evidence_limit
         found, should = agreement_of(mixture, moments.error[:, 0])
-        promised = torch.where(counts, torch.lerp(state.promised, should, AGREEMENT_SPEED), state.promised)
+        promised = torch.lerp(state.promised, promised_by(mixture, moments.error[:, 0]), AGREEMENT_SPEED)
         should = torch.minimum(should, best_agreement(state, view.believed_honest).clamp(min=0.0))
         trust = torch.where(counts, earned(state.trust, found, should, moments.variance[:, 0]), state.trust)
         averages = torch.where(counts, torch.lerp(state.agreement, found, AGREEMENT_SPEED), state.agreement)

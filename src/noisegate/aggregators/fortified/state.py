@@ -14,8 +14,8 @@ from noisegate.views import ServerView, State
 UPDATE_SPEEDS = (0.3, 0.05, 0.01)
 """The share of a new update in each moving average of updates. They average over about 3, 20 and 100 rounds."""
 
-OWN_SPEED = 0.02
-"""The share of a new upload in the moving average of its worker's uploads. It averages over about 50 rounds."""
+OWN_SPEED = 0.01
+"""The share of a new upload in the moving average of its worker's uploads. It averages over about 100 rounds."""
 
 COMMON = 1 + len(UPDATE_SPEEDS) + 1
 """The number of directions that are the same for all workers.
@@ -41,22 +41,26 @@ class FortifiedState(NamedTuple):
         `agreement` is divided by it.
     offsets: (n, COMMON - 1) the moving averages of how far each worker lies off the server's examples along the common
         directions but the first.
-    class_offsets: (n, C) the moving averages of how far each worker lies off what its mix says along the class means, in
-        standard errors of the server's examples.
+    places: (n, 2) the moving averages of how far each worker lies off what its mix says, along the label direction and
+        along the label difference. They begin at 0. memory: (2,) the sums of the shares of all rounds in them, and of their
+        squares.
     update_averages: (UPDATE_SPEEDS, d) the moving averages of the updates up to the last but one.
     last_update: (d,) the last update.
     largest_weights: (2,) the largest weight of an upload in the last update and in the one before.
     own_averages: (n, d) the moving average of each worker's uploads, without the last one received, in units of about
         the noise. Half precision is more than enough for something that is mostly noise.
     main_difference: (1, d) the first principal component of the own averages of those who are not suspected, as far as
-        power iteration has found it.
+        power iteration has found it. label_direction: (1, d) that within the span of false labels, and label_difference:
+        (1, d) what the own averages make of the loads along it, as `labels` explains them. label_loads: (n,) these.
     gram: (C, C) the moving average of the inner products of class means, and products: (n, C) that of each worker's
         uploads with them. mix: (n, C) the class mix that is fitted to both. seen: (n,) the rounds in it.
-    promised: (n,) the moving average of what `agreement` should be for an honest worker. It begins at 0.
+    promised: () the moving average of what `agreement` should be for an honest worker with equal shares of the classes.
+        It begins at 0.
     credit: (CREDIT, n) the accumulated scores, as `premise` reckons them.
     presence: (n,) the logarithm of the odds that each worker lost for not leaning on its own last upload.
     counted: (n,) whose last upload received passed the first tests, and may become part of its worker's own average.
     unrefuted: (n,) against whom there is no more evidence than is allowed.
+    rounds: () int64, how many there were.
     """
 
     evidence: Tensor
@@ -64,12 +68,17 @@ class FortifiedState(NamedTuple):
     agreement: Tensor
     bias_correction: Tensor
     offsets: Tensor
-    class_offsets: Tensor
+    places: Tensor
+    started: Tensor
+    label_doubt: Tensor
     update_averages: Tensor
     last_update: Tensor
     largest_weights: Tensor
     own_averages: Tensor
     main_difference: Tensor
+    label_direction: Tensor
+    label_difference: Tensor
+    label_loads: Tensor
     gram: Tensor
     products: Tensor
     mix: Tensor
@@ -79,6 +88,7 @@ class FortifiedState(NamedTuple):
     credit: Tensor
     counted: Tensor
     unrefuted: Tensor
+    rounds: Tensor
 
     @classmethod
     def of(cls, state: State, view: ServerView) -> "FortifiedState":
@@ -96,21 +106,27 @@ class FortifiedState(NamedTuple):
             agreement=new(n),
             bias_correction=new(n),
             offsets=new(n, COMMON - 1),
-            class_offsets=new(n, view.strata),
+            places=new(n),
+            started=new(()),
+            label_doubt=new(n),
             update_averages=new(len(UPDATE_SPEEDS), d),
             last_update=new(d),
             largest_weights=new(2),
             own_averages=new(n, d, dtype=torch.float16),
             main_difference=new(1, d),
+            label_direction=new(1, d),
+            label_difference=new(1, d),
+            label_loads=new(n),
             gram=new(view.strata, view.strata),
             products=new(n, view.strata),
             mix=new(n, view.strata) + (1 if view.expected is None else view.expected[:, None]) / view.strata,
             seen=new(n),
             presence=new(n),
-            promised=new(n),
+            promised=new(()),
             credit=new(len(CREDIT), n),
             counted=nobody,
             unrefuted=nobody,
+            rounds=new((), dtype=torch.int64),
         )
 
 

@@ -51,6 +51,13 @@ def agreement_of(mixture: Mixture, error: Tensor) -> tuple[Tensor, Tensor]:
     return found, torch.where(should > error.sqrt(), should, 0.0)
 
 
+def promised_by(mixture: Mixture, error: Tensor) -> Tensor:
+    """() how far a worker with equal shares of the classes should agree, by the server's examples. As in `agreement_of`."""
+    means, gram = mixture.classes.means, mixture.classes.gram
+    found = gram.mean() / torch.linalg.vector_norm(means.mean(0)).clamp(min=LEAST_LENGTH)
+    return torch.where(found > error.sqrt().amin(), found, 0.0)
+
+
 def earned(trust: Tensor, agreement: Tensor, expected: Tensor, variance: Tensor) -> Tensor:
     """(n,) trust after a round: plus a log-likelihood ratio, "honest" against "no signal at all".
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from noisegate import kernels
+from noisegate.aggregators.fortified.mixture import Mixture, balanced
 from noisegate.aggregators.fortified.state import TINY, FortifiedState
 from noisegate.views import Reason, ServerView
 
@@ -37,6 +37,7 @@ class Weights(NamedTuple):
         repeats: Tensor,
         passed: Tensor,
         stages: list[Tensor],
+        mixture: Mixture,
     ) -> "Weights":
         """score, doubt: (n,) logarithms of odds. repeats: (n,) as `find_copies` has it. passed: (n,) all the tests.
 
@@ -44,11 +45,8 @@ class Weights(NamedTuple):
         """
         prior = view.believed_honest / (len(score) + 1)
         prior = math.log(prior / (1 - prior))
-        if kernels.fused(score):
-            from noisegate.aggregators.fortified.kernels import weights as by_kernels
-
-            return by_kernels.weigh(prior, state, score, doubt, repeats, passed, stages)
         odds = torch.sigmoid(score + prior) * (-doubt).exp() * passed / (1 + repeats)
+        odds = balanced(odds, mixture)
         heavy = odds >= LEAST_WEIGHT * odds.amax()
         kept = passed & heavy
         odds = odds * kept
