@@ -15,18 +15,22 @@ from noisegate import Compute, DataError, PrivacyError, Spec, SpecError
 from noisegate.audit import audit
 from noisegate.data import Dataset, dirichlet, given, iid, load
 from noisegate.deploy.init import make_trial
+from noisegate.entropy import Secret
 from noisegate.errors import NoisegateWarning, PolicyError
+from noisegate.examples import Holdings
 from noisegate.federation.keys import SigningKey
 from noisegate.federation.policy import Policy
 from noisegate.federation.roster import Roster
 from noisegate.federation.server import Server
+from noisegate.federation.worker_folder import WorkerFolder
 from noisegate.privacy import Cost, together
-from noisegate.protocol import MOST_CLAIMED, expected_of, upload_of_one
+from noisegate.protocol import MOST_CLAIMED, expected_of, upload, upload_of_one
 from noisegate.runs.costs import terms_of
 from noisegate.runs.promise import PricedWorkers, make_promise
 from noisegate.runs.setup import prepare
 from noisegate.sampling import EqualBatch, Poisson
 from noisegate.streams import stream
+from noisegate.workers import Normalized, rounded_sensitivity
 
 CPU = Compute(device="cpu")
 WORKERS, CLASSES, EACH, ROUNDS, BATCH = 20, 10, 6000, 1500, 16
@@ -37,6 +41,9 @@ SIGMA_OFF, EPSILON_OFF = 0.10, 0.01
 
 GIVEN = {"sigma": 4.0, "sigma_base": 4.0, "accountant": "rdp", "batch": 8, "rounds": 5, "byzantine": 0.0}
 """Noise that is given, where nothing is about calibration."""
+
+ONE_HUGE = (torch.arange(3000) % 150).clamp(max=20)
+"""Who holds what: twenty workers 20 examples each, and one all others."""
 
 SIGMAS = 5.0
 """Standard deviations that a count may be off: one test in a million."""
@@ -134,8 +141,10 @@ def test_what_is_expected_follows_claims_up_to_a_bound():
     found = expected_of([50, None, 300, 10**9], 100)
     assert found.tolist() == [0.5, 1.0, 3.0, MOST_CLAIMED]
     assert found.dtype == torch.float32
-    for nothing in ([], [None, None], [100, 100], [100, 101, 100]):
+    for nothing in ([], [None, None], [100, 100], [99, 101, None]):
         assert expected_of(nothing, 100) is None
+    assert expected_of([200, 200], 100).tolist() == [2.0, 2.0], "equal sizes are not the declared one"
+    assert expected_of([200, 200, 1], 100)[:2].tolist() == [2.0, 2.0], "no claim moves what another counts for"
     for wrong in (0, -5):
         with pytest.raises(SpecError):
             expected_of([wrong, 10], 100)
@@ -162,6 +171,15 @@ def test_the_servers_view_knows_sizes_and_momentum(toy):
     assert view.momentum == 0.25
     assert views()[0].expected is None, "sizes are equal"
     assert views(dirichlet=1.0, sampling="equal")[0].expected is None, "batches are equal"
+
+
+def test_honest_workers_are_not_cut():
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+    shares = [
+        max(len(part) for part in dirichlet(labels, WORKERS, 0.1, stream(seed, "partition"), smallest=16))
+        for seed in range(1, 41)
+    ]
+    assert max(shares) < MOST_CLAIMED * CLASSES * EACH / WORKERS
 
 
 def owned(path, owners, **more):
@@ -285,10 +303,71 @@ def test_the_command_line_warns_in_one_line(spawn):
 def test_a_secret_run_allows_for_the_longest_sums(toy):
     spec = Spec(workers=6, dirichlet=1.0, **GIVEN)
     plain, secret = (prepare(each, CPU, toy()).federation for each in (spec, replace(spec, secret=True)))
-    honest = secret.workers.sizes[secret.adversary.honest_rows]
-    assert secret.mechanism.most == pytest.approx(float(honest.max()) / secret.mechanism.declared)
+    assert secret.mechanism.most == MOST_CLAIMED
     assert plain.mechanism.most == 1.0
     assert plain.mechanism.added_noise < secret.mechanism.added_noise < 1.001 * plain.mechanism.added_noise
+    one = prepare(Spec(secret=True, **GIVEN), CPU, replace(toy(3000), owner=ONE_HUGE)).federation
+    assert one.mechanism.most == int(one.workers.sizes.max()) / one.mechanism.declared > MOST_CLAIMED
+
+
+def test_a_secret_run_with_a_declared_number_follows_no_true_size(toy):
+    """Nothing that the server or an observer reckons with may change when an example comes or goes."""
+
+    def public(gone: list[int], **settings):
+        keep, data = torch.ones(300, dtype=torch.bool), toy()
+        keep[gone] = False
+        owner = (torch.arange(300) % 10).clamp(max=4)[keep]  # the last of five holds six times as much
+        mine = replace(data, x=data.x[keep], y=data.y[keep], owner=owner)
+        ready = prepare(Spec(secret=True, **{**GIVEN, **settings}), CPU, mine)
+        run, promised = ready.federation, replace(ready.privacy, asked={})
+        return run.mechanism.noise_std, run.mechanism.declared, run.server.expected, run.schedule.name, promised
+
+    gone = [9, 19, 29, 39, 49]
+    given = {"declared": 40, "sigma": 4.0}
+    assert public([], **given) == public(gone, **given)
+    assert public([], **given)[2] is None
+    sizes, others = public([])[2], public(gone)[2]
+    assert not torch.equal(sizes, others), "where nothing is declared, sizes are taken for public"
+    with pytest.raises(DataError, match="declared = 10: a worker holds more than 6 times as many examples"):
+        public([], declared=10)
+
+
+def test_no_mechanism_has_less_noise_than_rounding_needs(toy):
+    mechanism = prepare(Spec(workers=4, **GIVEN), CPU, toy()).federation.mechanism
+    for wrong in (0.99, 0.0, -1e6, float("nan"), float("inf")):
+        with pytest.raises(SpecError, match="most"):
+            replace(mechanism, most=wrong)
+
+
+def test_an_example_moves_a_sum_of_a_large_worker_by_no_more_than_the_noise_is_for():
+    """Sums of six batches and more, in float32, over many orders and lengths; the oracle adds up in float64."""
+    worker, batch, d = Normalized(), 256, 300
+    bound = rounded_sensitivity(worker, batch * MOST_CLAIMED)
+    for seed in range(5):
+        rng = stream(seed, "gradients")
+        rows = torch.randn(int(MOST_CLAIMED * batch), d, generator=rng) * 0.05 + torch.randn(d, generator=rng)
+        rows *= worker.weights(rows.norm(dim=1))[:, None]
+        with_one, without = rows.sum(0), rows[1:].sum(0)
+        assert (with_one.double() - without.double()).norm() <= bound
+
+
+def test_nothing_of_an_equal_batch_may_leave(toy):
+    """The rate follows the data: research alone draws so."""
+    run = prepare(Spec(sampling="equal", workers=4, **GIVEN), CPU, toy()).federation
+    params, secret = run.mechanism.model.initial(), Secret(torch.device("cpu"))
+    holdings, last = Holdings.of_one(run.workers.x[:50], run.workers.y[:50]), torch.zeros(1, run.d)
+    upload(run.mechanism, params, holdings, last, lambda name: stream(1, name))
+    secret.begin(0)
+    with pytest.raises(PrivacyError, match="rates that follow the data, which is not priced"):
+        upload(run.mechanism, params, holdings, last, secret.source)
+
+
+def test_it_is_said_that_an_equal_rate_follows_sizes(cli):
+    asked = ("run", "--rounds", 3, "--dirichlet", 1.0, "--sigma", 2.0, "--no-baselines")
+    poisson, equal = (" ".join(cli(*asked, *more).out.split()) for more in ((), ("--batch", "equal")))
+    assert "at a declared rate that does not follow the data" in poisson
+    assert "taking the rate, which follows its size, for constant" in equal
+    assert "does not follow the data" not in equal
 
 
 def test_the_roster_lists_sizes(tmp_path):
@@ -316,6 +395,15 @@ def test_the_server_expects_uploads_by_listed_sizes(tmp_path):
     assert server._judge(3, roster.claims(trial.names)).expected is None
 
 
+def test_server_and_workers_reckon_with_one_noise(tmp_path):
+    trial = Trial(tmp_path, workers=1)
+    server = Server.of(trial.folder)
+    declared, made = server.settings.declared, server.terms.mechanism
+    parts = server.model, server.auxiliary
+    assert server._mechanism.noise_std == made(*parts, size=int(MOST_CLAIMED) * declared).noise_std
+    assert made(*parts, size=1000 * declared).noise_std > server._mechanism.noise_std, "a longer sum rounds by more"
+
+
 def test_a_worker_is_told_where_its_data_do_not_fit_its_size():
     policy = Policy(2.0, 1e-5, (SigningKey.generate().public.hex(),), declared=100, size=400)
     assert policy.doubts(400) == policy.doubts(430) == []
@@ -339,7 +427,7 @@ def test_a_trial_of_uneven_workers_lists_their_sizes(tmp_path):
     assert max(roster.sizes.values()) > 2 * run.mechanism.declared, "more than a policy without a size allows"
     for name, size in roster.sizes.items():
         folder = made.worker(name)
-        policy, worker = Policy.read(folder / "policy.toml"), noisegate.federation.WorkerFolder.read(folder)
+        policy, worker = Policy.read(folder / "policy.toml"), WorkerFolder.read(folder)
         assert policy.size == size
         assert not policy.doubts(len(worker.examples()[1]))
         policy.check_data(size)

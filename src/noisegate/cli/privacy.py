@@ -20,7 +20,9 @@ class PrivacyFlags:
 
     samples: Annotated[
         int,
-        typer.Option(help="Examples that a worker declares: the rate is batch / samples. With fixed: that it holds."),
+        typer.Option(
+            help="Examples that a worker declares: rate is batch / samples. With equal, fixed: that it holds."
+        ),
     ]
     rounds: Annotated[int, typer.Option(help="Rounds of training.")]
     batch: Annotated[int, typer.Option(help="Examples that a worker uses per round, on average.")] = 16
@@ -30,7 +32,7 @@ class PrivacyFlags:
         str | None,
         typer.Option(help="A number, or paper: samples to the power -1.1. [1e-5, or 1 / (10 samples) if that is less]"),
     ] = None
-    sampling: Annotated[str, typer.Option(help="poisson or fixed (needs --accountant rdp).")] = "poisson"
+    sampling: Annotated[str, typer.Option(help="poisson, equal or fixed (needs --accountant rdp).")] = "poisson"
     accountant: Annotated[str, typer.Option(help="pld (tight) or rdp (the paper's).")] = "pld"
     signs: Annotated[int, typer.Option(help="Signs per upload, each flipped at random, instead of Gaussian noise.")] = 0
     group: Annotated[
@@ -89,7 +91,7 @@ def _show(found: Guarantee, groups: dict[int, float]) -> None:
     print(in_other_ways(found.epsilon_at_1e_5, found.mu))
     declared = "declared" if found.sampling == "poisson" else "held"
     print(
-        f"{found.relation}: {IN_WORDS[found.relation]}; over {found.rounds} rounds of {found.sampling} sampling "
+        f"{found.relation}: {IN_WORDS[found.sampling]}; over {found.rounds} rounds of {found.sampling} sampling "
         f"at rate {found.rate:.4g} ({found.batch} of {found.examples} {declared}), by {found.accountant.upper()}"
     )
     for size, spent in groups.items():
