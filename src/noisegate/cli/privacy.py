@@ -1,6 +1,7 @@
 """`noisegate privacy`: how much noise a budget needs, or what a noise costs."""
 
 import json
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 
 from noisegate import checks
 from noisegate.cli.flags import AsJson, read_delta, takes
-from noisegate.errors import SpecError
+from noisegate.errors import NoisegateWarning, SpecError
 from noisegate.flips import cost_of_sign, flip_probability
 from noisegate.privacy import IN_WORDS, Guarantee, group_epsilon, guarantee
 from noisegate.sampling import SAMPLINGS
@@ -57,6 +58,13 @@ def show_privacy(flags: PrivacyFlags) -> None:
         "signs": flags.signs,
     }
     found = guarantee(sigma=flags.sigma, epsilon=flags.epsilon, **asked)
+    if found.delta * found.examples > 1:
+        warnings.warn(
+            f"delta = {found.delta:.3g}: is above 1 / {found.examples}, which permits to hand out an example; give a "
+            "smaller one",
+            NoisegateWarning,
+            stacklevel=2,
+        )
     groups = {size: group_epsilon(size, found.sigma, **asked) for size in flags.group or []}
     flips = {}
     if flags.signs:
