@@ -293,6 +293,16 @@ def test_a_delta_above_one_over_the_size_is_warned_of(uneven, cli):
         promise(uneven, delta=0.1, sigma=0.0)
 
 
+def test_a_price_at_such_a_delta_is_warned_of(cli):
+    asked = ("privacy", "--samples", 30, "--batch", 4, "--rounds", 5, "--sigma", 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli(*asked, "--delta", 0.1).err.startswith("noisegate: warning: delta = 0.1: is above 1 / 30, which")
+    found = cli(*asked, "--json").json
+    assert found["delta"] == 1e-5, "far below 1 / 30, where the paper's is 0.024"
+    assert cli(*asked, "--delta", "paper", "--json").json["delta"] == pytest.approx(0.0237, abs=1e-4)
+
+
 def test_the_command_line_warns_in_one_line(spawn):
     process = spawn("run", "--delta", "0.01", "--sigma", "5", "--rounds", "2", "--json")
     out, err = process.communicate(timeout=120)
