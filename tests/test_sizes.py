@@ -447,6 +447,12 @@ def test_a_trial_of_uneven_workers_lists_their_sizes(tmp_path):
     assert torch.equal(server._judge(10, roster.claims(list(roster.keys))).expected, run.server.expected)
 
 
+def test_a_federation_refuses_equal_batches(tmp_path, cli):
+    for more in ((), ("--server-only", "--host", "localhost", "--declared", 100)):
+        asked = ("federation", "init", tmp_path / "fed", "--batch", "equal", "--rounds", 5, "--sigma", 5, *more)
+        assert "a federation samples by poisson alone" in cli(*asked).err
+
+
 def test_sizes_are_given_when_a_request_is_signed(tmp_path, cli):
     cli(
         "federation", "init", tmp_path / "fed", "--server-only", "--host", "localhost", "--declared", 100, "--rounds", 5

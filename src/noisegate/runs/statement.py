@@ -58,7 +58,7 @@ def _declared(said: Mapping[str, Any]) -> str:
         return "It was declared before the run."
     return (
         "It was not declared beforehand but taken from the data, as the workers' mean. It and the workers' sizes, by "
-        "which the server weighed what they sent, count as public."
+        "which the server may have judged, count as public."
     )
 
 
