@@ -46,7 +46,8 @@ def test_a_rate_that_follows_the_data_costs_more_than_is_claimed(budget, at_leas
 
 @pytest.mark.parametrize("budget", [2.0, 0.125])
 @pytest.mark.parametrize(
-    ("held", "a"), [(EXAMPLES, 0.0), (2 * EXAMPLES, 0.37), (17, 1.0), (2 * EXAMPLES, 1.0), (EXAMPLES, -1.0)]
+    ("held", "a"),
+    [(EXAMPLES, 0.0), (2 * EXAMPLES, 0.37), (17, 1.0), (2 * EXAMPLES, 1.0), (EXAMPLES, -1.0), (6 * EXAMPLES, 0.2)],
 )
 def test_a_declared_rate_costs_what_is_claimed_whatever_a_worker_holds(budget, held, a):
     """Literally: the example is there or it is not, and the others are drawn as before. True sizes stay private."""

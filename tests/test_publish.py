@@ -92,6 +92,7 @@ def test_the_text_says_all_of_it_and_nothing_else(cli, folder, tmp_path):
         "Unit: one example of one worker",
         "relation: one example of one worker added or removed, at a declared rate",
         "a public number of examples, 142. It was not declared beforehand but taken from the data",
+        "It and the workers' sizes, by which the server may have judged, count as public.",
         "rate of 0.112676 (poisson sampling)",
         f"epsilon = {_up(result['epsilon'])} at delta = 1e-06",
         f"epsilon = {_up(result['epsilon_at_1e_5'])} at delta = 1e-05",

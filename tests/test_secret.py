@@ -149,7 +149,7 @@ def test_lost_rounds_are_called_so_and_their_price_is_paid():
     moved = replace(start(setup.federation), reserved=5).skip_reserved()
     assert (moved.rounds, moved.lost) == (5, 5)
     assert (moved.reasons[:5] == Reason.LOST).all()
-    assert shares(setup.federation, moved) == (0.0, 0.0, 0.0, 0.0)  # nobody was refused, nothing was used
+    assert shares(setup.federation, moved) == (0.0,) * 5  # nobody was refused, nothing was used, nobody fell back
     whole = epsilon(4.0, examples=setup.privacy.declared, rounds=12, sampling=Poisson(SPEC.batch), accountant="rdp")
     assert setup.privacy.epsilon == whole  # of all rounds, whether they are played or lost
 

@@ -1,5 +1,6 @@
 """Workers of uneven sizes: one rate and one noise for all, sizes that the server knows, and what they cannot change."""
 
+import functools
 import json
 import warnings
 from dataclasses import replace
@@ -8,6 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 import noisegate
 from federation_kit import Trial
@@ -15,18 +17,22 @@ from noisegate import Compute, DataError, PrivacyError, Spec, SpecError
 from noisegate.audit import audit
 from noisegate.data import Dataset, dirichlet, given, iid, load
 from noisegate.deploy.init import make_trial
+from noisegate.entropy import Secret
 from noisegate.errors import NoisegateWarning, PolicyError
+from noisegate.examples import Holdings
 from noisegate.federation.keys import SigningKey
 from noisegate.federation.policy import Policy
 from noisegate.federation.roster import Roster
 from noisegate.federation.server import Server
+from noisegate.federation.worker_folder import WorkerFolder
 from noisegate.privacy import Cost, together
-from noisegate.protocol import MOST_CLAIMED, expected_of, upload_of_one
+from noisegate.protocol import MOST_CLAIMED, expected_of, upload, upload_of_one
 from noisegate.runs.costs import terms_of
 from noisegate.runs.promise import PricedWorkers, make_promise
 from noisegate.runs.setup import prepare
 from noisegate.sampling import EqualBatch, Poisson
 from noisegate.streams import stream
+from noisegate.workers import Normalized, rounded_sensitivity
 
 CPU = Compute(device="cpu")
 WORKERS, CLASSES, EACH, ROUNDS, BATCH = 20, 10, 6000, 1500, 16
@@ -37,6 +43,9 @@ SIGMA_OFF, EPSILON_OFF = 0.10, 0.01
 
 GIVEN = {"sigma": 4.0, "sigma_base": 4.0, "accountant": "rdp", "batch": 8, "rounds": 5, "byzantine": 0.0}
 """Noise that is given, where nothing is about calibration."""
+
+ONE_HUGE = (torch.arange(3000) % 150).clamp(max=20)
+"""Who holds what: twenty workers 20 examples each, and one all others."""
 
 SIGMAS = 5.0
 """Standard deviations that a count may be off: one test in a million."""
@@ -134,8 +143,10 @@ def test_what_is_expected_follows_claims_up_to_a_bound():
     found = expected_of([50, None, 300, 10**9], 100)
     assert found.tolist() == [0.5, 1.0, 3.0, MOST_CLAIMED]
     assert found.dtype == torch.float32
-    for nothing in ([], [None, None], [100, 100], [100, 101, 100]):
+    for nothing in ([], [None, None], [100, 100], [99, 101, None]):
         assert expected_of(nothing, 100) is None
+    assert expected_of([200, 200], 100).tolist() == [2.0, 2.0], "equal sizes are not the declared one"
+    assert expected_of([200, 200, 1], 100)[:2].tolist() == [2.0, 2.0], "no claim moves what another counts for"
     for wrong in (0, -5):
         with pytest.raises(SpecError):
             expected_of([wrong, 10], 100)
@@ -162,6 +173,15 @@ def test_the_servers_view_knows_sizes_and_momentum(toy):
     assert view.momentum == 0.25
     assert views()[0].expected is None, "sizes are equal"
     assert views(dirichlet=1.0, sampling="equal")[0].expected is None, "batches are equal"
+
+
+def test_honest_workers_are_not_cut():
+    labels = torch.arange(CLASSES).repeat_interleave(EACH)
+    shares = [
+        max(len(part) for part in dirichlet(labels, WORKERS, 0.1, stream(seed, "partition"), smallest=16))
+        for seed in range(1, 41)
+    ]
+    assert max(shares) < MOST_CLAIMED * CLASSES * EACH / WORKERS
 
 
 def owned(path, owners, **more):
@@ -263,7 +283,7 @@ def test_one_delta_for_all_below_a_tenth_of_what_the_largest_worker_allows():
 
 def test_a_delta_above_one_over_the_size_is_warned_of(uneven, cli):
     mean = round(sum(uneven) / WORKERS)
-    with pytest.warns(NoisegateWarning, match=f"is above 1 / |D| for . of 20 workers, .* {uneven[-1]} examples"):
+    with pytest.warns(NoisegateWarning, match=rf"is above 1 / \|D\| for . of 20 workers, .* {uneven[-1]} examples"):
         found = promise(uneven, delta="paper", sigma=5.0, accountant="rdp")
     assert found.delta == mean**-1.1, "a small worker has the delta of the mean, not its own"
     with warnings.catch_warnings():
@@ -271,6 +291,16 @@ def test_a_delta_above_one_over_the_size_is_warned_of(uneven, cli):
         promise([mean] * 4, delta="paper", sigma=5.0, accountant="rdp")
         promise(uneven, delta=1e-5, sigma=5.0, accountant="rdp")
         promise(uneven, delta=0.1, sigma=0.0)
+
+
+def test_a_price_at_such_a_delta_is_warned_of(cli):
+    asked = ("privacy", "--samples", 30, "--batch", 4, "--rounds", 5, "--sigma", 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli(*asked, "--delta", 0.1).err.startswith("noisegate: warning: delta = 0.1: is above 1 / 30, which")
+    found = cli(*asked, "--json").json
+    assert found["delta"] == 1e-5, "far below 1 / 30, where the paper's is 0.024"
+    assert cli(*asked, "--delta", "paper", "--json").json["delta"] == pytest.approx(0.0237, abs=1e-4)
 
 
 def test_the_command_line_warns_in_one_line(spawn):
@@ -285,10 +315,72 @@ def test_the_command_line_warns_in_one_line(spawn):
 def test_a_secret_run_allows_for_the_longest_sums(toy):
     spec = Spec(workers=6, dirichlet=1.0, **GIVEN)
     plain, secret = (prepare(each, CPU, toy()).federation for each in (spec, replace(spec, secret=True)))
-    honest = secret.workers.sizes[secret.adversary.honest_rows]
-    assert secret.mechanism.most == pytest.approx(float(honest.max()) / secret.mechanism.declared)
+    assert secret.mechanism.most == MOST_CLAIMED
     assert plain.mechanism.most == 1.0
-    assert plain.mechanism.added_noise < secret.mechanism.added_noise < 1.001 * plain.mechanism.added_noise
+    more = secret.mechanism.added_noise / plain.mechanism.added_noise - 1
+    assert more == pytest.approx(0.00008 * GIVEN["batch"] / 16, rel=0.05), "0.008 % at a batch of 16"
+    one = prepare(Spec(secret=True, **GIVEN), CPU, replace(toy(3000), owner=ONE_HUGE)).federation
+    assert one.mechanism.most == int(one.workers.sizes.max()) / one.mechanism.declared > MOST_CLAIMED
+
+
+def test_a_secret_run_with_a_declared_number_follows_no_true_size(toy):
+    """Nothing that the server or an observer reckons with may change when an example comes or goes."""
+
+    def public(gone: list[int], **settings):
+        keep, data = torch.ones(300, dtype=torch.bool), toy()
+        keep[gone] = False
+        owner = (torch.arange(300) % 10).clamp(max=4)[keep]  # the last of five holds six times as much
+        mine = replace(data, x=data.x[keep], y=data.y[keep], owner=owner)
+        ready = prepare(Spec(secret=True, **{**GIVEN, **settings}), CPU, mine)
+        run, promised = ready.federation, replace(ready.privacy, asked={})
+        return run.mechanism.noise_std, run.mechanism.declared, run.server.expected, run.schedule.name, promised
+
+    gone = [9, 19, 29, 39, 49]
+    given = {"declared": 40, "sigma": 4.0}
+    assert public([], **given) == public(gone, **given)
+    assert public([], **given)[2] is None
+    sizes, others = public([])[2], public(gone)[2]
+    assert not torch.equal(sizes, others), "where nothing is declared, sizes are taken for public"
+    with pytest.raises(DataError, match="declared = 10: a worker holds more than 6 times as many examples"):
+        public([], declared=10)
+
+
+def test_no_mechanism_has_less_noise_than_rounding_needs(toy):
+    mechanism = prepare(Spec(workers=4, **GIVEN), CPU, toy()).federation.mechanism
+    for wrong in (0.99, 0.0, -1e6, float("nan"), float("inf")):
+        with pytest.raises(SpecError, match="most"):
+            replace(mechanism, most=wrong)
+
+
+def test_an_example_moves_a_sum_of_a_large_worker_by_no_more_than_the_noise_is_for():
+    """A sum of six batches, in float32, where the margin of contributions alone does not cover what rounding adds."""
+    worker, batch, d, moved = Normalized(), 1024, 300, []
+    for seed in range(4):
+        rng = stream(seed, "gradients")
+        rows = torch.randn(int(MOST_CLAIMED * batch), d, generator=rng) * 0.05 + torch.randn(d, generator=rng)
+        rows *= worker.weights(rows.norm(dim=1))[:, None]
+        sums = [functools.reduce(Tensor.add_, each, torch.zeros(d)).double() for each in (rows, rows[1:])]
+        moved.append(float((sums[0] - sums[1]).norm()))
+    assert 1 < max(moved) <= rounded_sensitivity(worker, batch * MOST_CLAIMED)
+
+
+def test_nothing_of_an_equal_batch_may_leave(toy):
+    """The rate follows the data: research alone draws so."""
+    run = prepare(Spec(sampling="equal", workers=4, **GIVEN), CPU, toy()).federation
+    params, secret = run.mechanism.model.initial(), Secret(torch.device("cpu"))
+    holdings, last = Holdings.of_one(run.workers.x[:50], run.workers.y[:50]), torch.zeros(1, run.d)
+    upload(run.mechanism, params, holdings, last, lambda name: stream(1, name))
+    secret.begin(0)
+    with pytest.raises(PrivacyError, match="rates that follow the data, which is not priced"):
+        upload(run.mechanism, params, holdings, last, secret.source)
+
+
+def test_it_is_said_that_an_equal_rate_follows_sizes(cli):
+    asked = ("run", "--rounds", 3, "--dirichlet", 1.0, "--sigma", 2.0, "--no-baselines")
+    poisson, equal = (" ".join(cli(*asked, *more).out.split()) for more in ((), ("--batch", "equal")))
+    assert "at a declared rate that does not follow the data" in poisson
+    assert "taking the rate, which follows its size, for constant" in equal
+    assert "does not follow the data" not in equal
 
 
 def test_the_roster_lists_sizes(tmp_path):
@@ -316,6 +408,15 @@ def test_the_server_expects_uploads_by_listed_sizes(tmp_path):
     assert server._judge(3, roster.claims(trial.names)).expected is None
 
 
+def test_server_and_workers_reckon_with_one_noise(tmp_path):
+    trial = Trial(tmp_path, workers=1)
+    server = Server.of(trial.folder)
+    declared, made = server.settings.declared, server.terms.mechanism
+    parts = server.model, server.auxiliary
+    assert server._mechanism.noise_std == made(*parts, size=int(MOST_CLAIMED) * declared).noise_std
+    assert made(*parts, size=1000 * declared).noise_std > server._mechanism.noise_std, "a longer sum rounds by more"
+
+
 def test_a_worker_is_told_where_its_data_do_not_fit_its_size():
     policy = Policy(2.0, 1e-5, (SigningKey.generate().public.hex(),), declared=100, size=400)
     assert policy.doubts(400) == policy.doubts(430) == []
@@ -339,12 +440,18 @@ def test_a_trial_of_uneven_workers_lists_their_sizes(tmp_path):
     assert max(roster.sizes.values()) > 2 * run.mechanism.declared, "more than a policy without a size allows"
     for name, size in roster.sizes.items():
         folder = made.worker(name)
-        policy, worker = Policy.read(folder / "policy.toml"), noisegate.federation.WorkerFolder.read(folder)
+        policy, worker = Policy.read(folder / "policy.toml"), WorkerFolder.read(folder)
         assert policy.size == size
         assert not policy.doubts(len(worker.examples()[1]))
         policy.check_data(size)
     server = Server.of(made.server)
     assert torch.equal(server._judge(10, roster.claims(list(roster.keys))).expected, run.server.expected)
+
+
+def test_a_federation_refuses_equal_batches(tmp_path, cli):
+    for more in ((), ("--server-only", "--host", "localhost", "--declared", 100)):
+        asked = ("federation", "init", tmp_path / "fed", "--batch", "equal", "--rounds", 5, "--sigma", 5, *more)
+        assert "a federation samples by poisson alone" in cli(*asked).err
 
 
 def test_sizes_are_given_when_a_request_is_signed(tmp_path, cli):

@@ -1,6 +1,7 @@
 """`noisegate privacy`: how much noise a budget needs, or what a noise costs."""
 
 import json
+import warnings
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -8,7 +9,7 @@ import typer
 
 from noisegate import checks
 from noisegate.cli.flags import AsJson, read_delta, takes
-from noisegate.errors import SpecError
+from noisegate.errors import NoisegateWarning, SpecError
 from noisegate.flips import cost_of_sign, flip_probability
 from noisegate.privacy import IN_WORDS, Guarantee, group_epsilon, guarantee
 from noisegate.sampling import SAMPLINGS
@@ -20,7 +21,9 @@ class PrivacyFlags:
 
     samples: Annotated[
         int,
-        typer.Option(help="Examples that a worker declares: the rate is batch / samples. With fixed: that it holds."),
+        typer.Option(
+            help="Examples that a worker declares: rate is batch / samples. With equal, fixed: that it holds."
+        ),
     ]
     rounds: Annotated[int, typer.Option(help="Rounds of training.")]
     batch: Annotated[int, typer.Option(help="Examples that a worker uses per round, on average.")] = 16
@@ -30,7 +33,7 @@ class PrivacyFlags:
         str | None,
         typer.Option(help="A number, or paper: samples to the power -1.1. [1e-5, or 1 / (10 samples) if that is less]"),
     ] = None
-    sampling: Annotated[str, typer.Option(help="poisson or fixed (needs --accountant rdp).")] = "poisson"
+    sampling: Annotated[str, typer.Option(help="poisson, equal or fixed (needs --accountant rdp).")] = "poisson"
     accountant: Annotated[str, typer.Option(help="pld (tight) or rdp (the paper's).")] = "pld"
     signs: Annotated[int, typer.Option(help="Signs per upload, each flipped at random, instead of Gaussian noise.")] = 0
     group: Annotated[
@@ -55,6 +58,13 @@ def show_privacy(flags: PrivacyFlags) -> None:
         "signs": flags.signs,
     }
     found = guarantee(sigma=flags.sigma, epsilon=flags.epsilon, **asked)
+    if found.delta * found.examples > 1:
+        warnings.warn(
+            f"delta = {found.delta:.3g}: is above 1 / {found.examples}, which permits to hand out an example; give a "
+            "smaller one",
+            NoisegateWarning,
+            stacklevel=2,
+        )
     groups = {size: group_epsilon(size, found.sigma, **asked) for size in flags.group or []}
     flips = {}
     if flags.signs:
@@ -89,7 +99,7 @@ def _show(found: Guarantee, groups: dict[int, float]) -> None:
     print(in_other_ways(found.epsilon_at_1e_5, found.mu))
     declared = "declared" if found.sampling == "poisson" else "held"
     print(
-        f"{found.relation}: {IN_WORDS[found.relation]}; over {found.rounds} rounds of {found.sampling} sampling "
+        f"{found.relation}: {IN_WORDS[found.sampling]}; over {found.rounds} rounds of {found.sampling} sampling "
         f"at rate {found.rate:.4g} ({found.batch} of {found.examples} {declared}), by {found.accountant.upper()}"
     )
     for size, spent in groups.items():

@@ -127,7 +127,7 @@ def _promise(result: Result, cost: Bill) -> Iterator[Row]:
         yield "epsilon", "none", "sigma 0: nothing is private"
     else:
         by = "stated, not checked here" if result.accountant == STATED else result.accountant.upper()
-        relation = IN_WORDS[result.relation]
+        relation = IN_WORDS[result.spec["sampling"]]
         yield (
             "epsilon",
             f"{result.epsilon:.3f}",

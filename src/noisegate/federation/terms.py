@@ -11,7 +11,7 @@ from noisegate.catalog import build, settle, typed
 from noisegate.errors import SpecError
 from noisegate.federation.wire import HEADER, NUMBER
 from noisegate.privacy import Cost
-from noisegate.protocol import Mechanism
+from noisegate.protocol import MOST_CLAIMED, Mechanism
 from noisegate.roles import Worker as Bound
 from noisegate.sampling import Poisson
 from noisegate.vectors import FlatModel
@@ -86,8 +86,12 @@ class Terms:
         return bound
 
     def mechanism(self, model: FlatModel, examples: tuple[Tensor, Tensor], size: int = 0) -> Mechanism:
-        """How examples become a private upload under these terms. size: the public one of a worker, if it has one."""
-        most = max(1.0, size / self.declared)
+        """How examples become a private upload under these terms. size: the public one of a worker, if it has one.
+
+        The noise allows for the longest sums that a size counts for, at every worker, so that the server knows it. Only
+        a worker that is larger still has a hair more.
+        """
+        most = max(MOST_CLAIMED, size / self.declared)
         return Mechanism.of(model, examples, self.bound(), Poisson(self.batch), self.sigma, self.declared, most)
 
     def cost(self, rounds: int) -> Cost:

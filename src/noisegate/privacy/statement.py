@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from noisegate.privacy.losses import composed
 from noisegate.privacy.pricing import Ask, legible, on_grid, renyi, rounds_of, spent_by
+from noisegate.sampling import EQUAL
 
 COMMON_DELTA = 1e-5
 LEAST_DELTA = 1e-10
@@ -33,10 +34,11 @@ LARGEST_MU = 1e6
 Array = NDArray[np.float64]
 
 IN_WORDS = {
-    "add-or-remove": "one example of one worker added or removed, at a declared rate that does not follow the data",
-    "replace-one": "one example of one worker replaced by another",
+    "poisson": "one example of one worker added or removed, at a declared rate that does not follow the data",
+    EQUAL: "one example of one worker added or removed, taking the rate, which follows its size, for constant",
+    "fixed": "one example of one worker replaced by another",
 }
-"""The relations, for people."""
+"""The relation of each sampling, for people."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ class Mechanism:
     model, sums: the module and loss, and a way to its sums of contributions. worker: bounds contributions. sampling:
     draws batches. sigma: the noise multiplier. declared: the number of examples that sigma was priced for, and that the
     sampling rate comes from. It is public, so it may not follow a worker's true number. most: the largest draw that a
-    worker expects, over b_c, by public sizes. Longer sums round by more, which a hair more noise pays for.
+    worker may expect, over b_c. Longer sums round by more, which a hair more noise pays for. It is one public number
+    for all, since the server judges by the noise.
     """
 
     model: FlatModel
@@ -39,6 +40,10 @@ class Mechanism:
     sigma: float
     declared: int
     most: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.most < math.inf:  # less would take away noise that rounding needs
+            raise checks.refuse("most", self.most, "must be a finite number, 1 or more")
 
     @classmethod
     def of(
@@ -99,7 +104,13 @@ def upload(
     if into is not None and into.untyped_storage().data_ptr() == last.untyped_storage().data_ptr():
         raise ValueError("into: lies in the same memory as last, which is still needed; give space of its own")
     # 1. Each worker draws a batch.
-    drawn = holdings.draw(mechanism.sampling, mechanism.declared, randomness(BATCH), capacity)
+    batches = randomness(BATCH)
+    if isinstance(batches, Source) and mechanism.sampling.name == EQUAL:
+        raise PrivacyError(
+            f"sampling {EQUAL!r}: draws at rates that follow the data, which is not priced, so nothing of it may "
+            "leave; use poisson"
+        )
+    drawn = holdings.draw(mechanism.sampling, mechanism.declared, batches, capacity)
     if prepare:
         prepare(drawn)
 

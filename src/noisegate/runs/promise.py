@@ -114,16 +114,25 @@ def make_promise(spec: Spec, sampling: Sampling, workers: PricedWorkers) -> Priv
     return replace(promise, epsilon_at_1e_5=said.epsilon_at_1e_5, mu=said.mu, asked=asked)
 
 
+def sizes_are_public(spec: Spec) -> bool:
+    """Whether the sizes that workers hold count as public, as `declared` does where it is made of them.
+
+    In a secret run with a declared number they do not: nothing that leaves follows any worker's true number.
+    """
+    return not spec.secret or spec.declared is None
+
+
 def delta_for(spec: Spec, priced: int, workers: PricedWorkers) -> float:
     """The one delta of all workers. priced: the largest number of examples that a price is for.
 
-    Unless given it is at most a tenth of 1 / |D_i| for every worker, the largest too. `paper` is that of the declared
-    size, so that a small worker does not get the large delta of its own size. NoisegateWarning where delta is above
+    Unless given it is at most a tenth of 1 / |D_i| for every worker, the largest too; a declared number that is given
+    stands for all sizes. `paper` is that of the declared size (of the largest worker, where each has a price of its
+    own), so that a small worker does not get the large delta of its own size. NoisegateWarning where delta is above
     1 / |D_i|: then handing out one example in full would keep the promise.
     """
     largest = max(workers.sizes)
     uneven = largest - min(workers.sizes) > 1  # even ones differ by what was left over
-    by_sizes = spec.delta is None and spec.declared is None and uneven  # a given number stands for all sizes
+    by_sizes = spec.delta is None and spec.declared is None and uneven
     delta = privacy.delta_of(spec.delta, max(priced, largest) if by_sizes else priced)
     exposed = [size for size in workers.sizes if delta * size > 1]
     if exposed and spec.sigma != 0:

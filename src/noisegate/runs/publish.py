@@ -134,7 +134,7 @@ def statement(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | No
         "statement": "noisegate privacy statement 1",
         "unit": "one example of one worker",
         "relation": found["relation"],
-        "relation_in_words": IN_WORDS[found["relation"]],
+        "relation_in_words": IN_WORDS[spec["sampling"]],
         "declared": found["declared"],
         "declared_from": "the spec" if spec.get("declared") else "the data",
         "sampling": spec["sampling"],

@@ -14,11 +14,11 @@ from noisegate.data import Dataset
 from noisegate.entropy import Secret
 from noisegate.errors import DataError, SpecError
 from noisegate.models import build_model, check_module
-from noisegate.protocol import Mechanism, Server, expected_of
+from noisegate.protocol import MOST_CLAIMED, Mechanism, Server, expected_of
 from noisegate.roles import Aggregator, Attack, Worker
 from noisegate.runs.dealing import Dealt, copies, count_honest, deal, held_by_byzantine, surrogate
 from noisegate.runs.identity import digest_data, digest_run
-from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of
+from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of, sizes_are_public
 from noisegate.runs.spec import Spec
 from noisegate.sampling import SAMPLINGS, Sampling
 from noisegate.simulate import Adversary, Federation, Schedule, Workers
@@ -130,7 +130,7 @@ def prepare(
     chunk = max(1, min(compute.chunk, scratch // (4 * GRADIENT_COPIES * model.d)))
     company = Company(spec.batch, len(dealt.parts), scratch, spec.seed)
     sums = choose_sums(model, model.initial(), x, y, chunk=chunk, company=company)
-    most = _most(sampling, dealt, declared) if spec.secret else 1.0  # research noise keeps the bytes that it had
+    most = _most(spec, sampling, dealt, declared)
     mechanism = Mechanism(model, sums, parts.worker, sampling, promise.sigma, declared, most)
     server = _server(spec, mechanism, parts, dealt, promise, scratch)
     examples = shared.digest(dataset), shared.digest(source)
@@ -195,18 +195,28 @@ def _server(spec: Spec, mechanism: Mechanism, parts: Parts, dealt: Dealt, promis
         believed_honest=believed,
         rate=spec.rate * promise.sigma_base / promise.sigma if promise.sigma else spec.rate,
         scratch=scratch,
-        expected=_expected(mechanism, dealt, device),
+        expected=_expected(spec, mechanism, dealt, device),
     )
 
 
-def _most(sampling: Sampling, dealt: Dealt, declared: int) -> float:
-    """The largest draw that an honest worker expects, over b_c."""
-    return max(1.0, max(dealt.honest_sizes()) / declared) if sampling.follows_size else 1.0
+def _most(spec: Spec, sampling: Sampling, dealt: Dealt, declared: int) -> float:
+    """The largest draw that an honest worker may expect, over b_c. DataError if one expects more, unsaid."""
+    if not (spec.secret and sampling.follows_size):
+        return 1.0  # research noise keeps the bytes that it had
+    largest = max(dealt.honest_sizes()) / declared
+    if sizes_are_public(spec):
+        return max(MOST_CLAIMED, largest)
+    if largest > MOST_CLAIMED:
+        raise DataError(
+            f"declared = {declared}: a worker holds more than {MOST_CLAIMED:g} times as many examples, whose sums "
+            "round by more than the noise allows for; declare more, or leave declared out, so that sizes are public"
+        )
+    return MOST_CLAIMED
 
 
-def _expected(mechanism: Mechanism, dealt: Dealt, device: torch.device) -> Tensor | None:
+def _expected(spec: Spec, mechanism: Mechanism, dealt: Dealt, device: torch.device) -> Tensor | None:
     """What uploads are expected to be made of, by the sizes that workers claim: all of them claim what they hold."""
-    if not mechanism.sampling.follows_size:
+    if not mechanism.sampling.follows_size or not sizes_are_public(spec):
         return None
     return expected_of([len(part) for part in dealt.parts], mechanism.declared, device)
 

@@ -56,7 +56,10 @@ def as_text(said: Mapping[str, Any]) -> str:
 def _declared(said: Mapping[str, Any]) -> str:
     if said["declared_from"] == "the spec":
         return "It was declared before the run."
-    return "It was not declared beforehand but taken from the data, as the workers' mean, and counts as public."
+    return (
+        "It was not declared beforehand but taken from the data, as the workers' mean. It and the workers' sizes, by "
+        "which the server may have judged, count as public."
+    )
 
 
 def _rate(said: Mapping[str, Any]) -> str:
