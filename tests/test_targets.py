@@ -37,6 +37,9 @@ from noisegate.simulate import attack_success, first_state, play, recall, shares
 from noisegate.streams import stream
 from noisegate.views import DataView
 from test_report import Reader
+from test_server import play as play_server
+from test_server import run_whole
+from wire_peers import Trial
 
 CPU = Compute(device="cpu", threads=1)
 CLASSES = 10
@@ -715,6 +718,12 @@ def test_rounds_that_nobody_judged_do_not_count(faltering):
     progress.fell_back[6:] = 0
     found = shares(federation, replace(progress, rounds=8, state=state))
     assert found.fallback == 4 / 6
+
+
+def test_a_servers_record_says_in_which_rounds_it_fell_back(tmp_path):
+    trial = Trial(tmp_path, workers=3, rounds=4, aggregator=FALTERING)
+    play_server(run_whole(trial))
+    assert [record.get("fell_back") for record in trial.records()] == [None, True, True, True]
 
 
 def test_a_fallback_is_said_in_the_table_at_the_exit_and_in_json(cli, faltering, tmp_path):
