@@ -25,6 +25,7 @@ from noisegate.data import load
 from noisegate.deploy.attacker import HostileMaker
 from noisegate.models import build_model
 from noisegate.report import report
+from noisegate.report.sweeps import read_sweep_folder
 from noisegate.roles import Triggered, trigger_of
 from noisegate.runs import undefended
 from noisegate.runs.fallback import UNKNOWN, WHY, told
@@ -765,3 +766,13 @@ def test_the_pages_of_a_run_and_of_a_sweep_say_it(cli, faltering, tmp_path):
     page = Reader(report(tmp_path / "swept"))
     assert "rounds fallen back" in page.text
     assert "0.750 1 of 1" in page.text
+
+
+def test_a_sweeps_page_finds_the_reference_of_a_strangers_trigger(quick, tmp_path):
+    own = quick(attack="test_targets:Stamp", workers=4, accountant="rdp")
+    place = tmp_path / "swept"
+    for spec in (own, reference(own)):
+        run(spec, compute=CPU, out=place / "runs" / spec.name())
+    found = {group.settings["byzantine"]: group.references for group in read_sweep_folder(place).groups}
+    clean = json.loads((place / "runs" / reference(own).name() / "result.json").read_text())
+    assert found[0.6] == [clean["accuracy"]]
