@@ -86,14 +86,25 @@ def planted(spec: Spec) -> float:
     return found - 0.1 * (attack.get("drift") == "weights") - 0.1 * (spec.attack_start == 0.5)
 
 
+def goes(spec: Spec, setting: str, value) -> bool:
+    """Whether a value of a setting goes with the other settings of a spec."""
+    try:
+        with_setting(spec, setting, value)
+    except SpecError:
+        return False
+    return True
+
+
 def test_the_table_names_what_exists():
     assert set(SETTINGS) <= set(ATTACKS)
     assert set(OWN_START) <= set(ATTACKS)
     for name, settings in SETTINGS.items():
         assert settings.keys() <= setting_types(ATTACKS[name]).keys(), name
+        plain = Spec(attack=name)
+        others = [plain, *(one for setting, values in settings.items() for one in variants(plain, setting, values))]
         for setting, values in settings.items():
             for value in values:
-                with_setting(Spec(attack=name), setting, value)  # raises if it does not exist
+                assert any(goes(spec, setting, value) for spec in others), (name, setting, value)
 
 
 def test_it_finds_what_was_planted():

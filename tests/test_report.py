@@ -647,7 +647,7 @@ def test_figures_are_whole(cli, made, tmp_path):
     answer = cli("report", made, "-o", tmp_path / "page.html", "--figures", tmp_path / "figures")
     assert answer.status == 0, answer.err
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    charts = {"accuracy", "unused", "verdicts", "scores", "privacy"}
+    charts = {"accuracy", "recall", "unused", "verdicts", "scores", "privacy"}
     if timeline_of(read_run(made).verdicts).byzantine_weight is not None:
         charts |= {"byzantine-weight"}
     assert names == {f"{name}.{form}" for name in charts for form in ("png", "svg")}

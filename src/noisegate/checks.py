@@ -85,6 +85,14 @@ def moderate(**settings: Any) -> None:
             raise refuse(name, value, f"is too large to compute with; must be at most {most:g}")
 
 
+def finite(**settings: Any) -> None:
+    """Each setting must be a number that is not so large that float32 cannot carry what is made of it."""
+    most = MODERATE[1]
+    for name, value in settings.items():
+        if not (_number(value) and abs(value) <= most):
+            raise refuse(name, value, f"must be a number from {-most:g} to {most:g}")
+
+
 def count(**settings: Any) -> None:
     """Each setting must be a whole number, 1 or more."""
     for name, value in settings.items():

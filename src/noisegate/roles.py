@@ -114,7 +114,7 @@ class Triggered(Protocol):
 def trigger_of(attack: Any) -> Triggered | None:
     """What an attack declares of its trigger; None if it has none. One that plays another has `triggered` say it."""
     if callable(found := getattr(attack, "triggered", None)):
-        return typing.cast("Triggered | None", found())
+        attack = found()
     has = isinstance(attack, Triggered) and isinstance(attack.target, int)
     return typing.cast(Triggered, attack) if has else None
 

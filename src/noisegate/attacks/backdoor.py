@@ -15,8 +15,9 @@ class Backdoor(Honest):
     """Run the whole protocol on own data, in part of which a bright patch goes with the label `target`.
 
     share: the probability that an example carries the patch, drawn anew each time it is used. size: of the patch, a
-        square in the bottom right corner; of data that are no pictures, the last features. value: of the patch; unless
-        given, the largest value of the examples at hand.
+        square in the bottom right corner of every channel; of data that are no pictures, the last features. value: of
+        the patch; unless given, the largest value of the examples that are marked at once, which is white in pictures.
+        Of other data give it, or the patch follows the batch.
     """
 
     target: int = 0
@@ -28,6 +29,8 @@ class Backdoor(Honest):
         checks.label(target=self.target)
         checks.share(share=self.share)
         checks.count(size=self.size)
+        if self.value is not None:
+            checks.finite(value=self.value)
 
     def check_classes(self, classes: int) -> None:
         """The target must exist."""

@@ -99,8 +99,10 @@ def as_json(found: Findings, examples: int) -> dict[str, Any]:
 
 def _again(found: Findings, again: Repeat) -> dict[str, Any]:
     reference, peace = again.yardsticks.reference.outcome, again.yardsticks.behaved.outcome
+    drop = {"recall_drop": found.cost_of(again), "class": found.victim}  # of the class and by the runs of that seed
     return {
         **_trial(again.worst, reference.accuracy, found.measure),
+        **(drop if found.measure.objective == "recall" else {}),
         "reference_accuracy": reference.accuracy,
         "without_attack_accuracy": peace.accuracy,
         "cost": found.cost_of(again),

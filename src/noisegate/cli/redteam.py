@@ -69,7 +69,7 @@ def redteam_command(flags: RedteamFlags) -> None:
     compute = Compute(device=flags.device, threads=flags.threads, memory=flags.memory)
     spec, objective = flags.spec(), flags.objective
     shares, seeds = read_numbers("shares", flags.shares, float), read_numbers("seeds", flags.seeds, int)
-    check_search(spec, flags.budget, shares)
+    check_search(spec, flags.budget, shares, objective)
     pool = Pool(compute, flags.jobs, time_limit=flags.time_limit)
     # What is wrong with the configuration itself is said once, and not once for every attack.
     setup = prepare(behaved(spec), compute)

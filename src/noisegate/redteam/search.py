@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from noisegate import checks
 from noisegate.errors import NoisegateError, SpecError
 from noisegate.redteam.findings import Findings, Repeat, Stage, Trial, Yardsticks
-from noisegate.redteam.objectives import Measure, Objective
+from noisegate.redteam.objectives import OBJECTIVES, Measure, Objective
 from noisegate.redteam.settings import (
     BEHAVED,
     LATE,
@@ -61,7 +61,7 @@ def red_team(
     In the end the worst case is repeated on `seeds`. The budget counts neither these runs, nor those without an
     attack, nor runs that are skipped.
     """
-    check_search(spec, budget, shares)
+    check_search(spec, budget, shares, objective)
     search = _Search(evaluate, budget)
     names = by_promise(candidates(objective))
     own = [spec] if attack_of(spec) != BEHAVED and fits(spec, objective) else []
@@ -69,8 +69,7 @@ def red_team(
     late = [replace(with_attack(spec, name), attack_start=LATE) for name in names if name not in OWN_START]
     clean = reference(early[0] if objective == "backdoor" else spec)  # which is to have a trigger then
     yardsticks = Yardsticks(*search.play([clean, behaved(spec)], "reference"))
-    if not yardsticks.reference.ended:
-        raise NoisegateError(f"the reference run did not end: {yardsticks.reference.outcome.message}")
+    _check_ended(yardsticks.reference)
     search.measure = Measure(objective, yardsticks.recall, tuple(counts))
     search.spend([*early, *late], "screen", reserve=budget - max(len(_distinct(early)), budget * 2 // 3))
 
@@ -82,20 +81,28 @@ def red_team(
         return found
     if objective == "backdoor":  # how far the trigger of the worst case works by itself
         clean_of_it = search.play([reference(worst_case.spec)], "reference")[0]
+        _check_ended(clean_of_it)
         found = replace(found, yardsticks=replace(yardsticks, reference=clean_of_it), also=(yardsticks.reference,))
     repeated = [replace(worst_case.spec, seed=seed) for seed in dict.fromkeys(seeds)]
     search.play([*repeated, *map(reference, repeated), *map(behaved, repeated)], "seeds")  # all at once
     return replace(found, seeds=tuple(search.repeat(one) for one in repeated))
 
 
-def check_search(spec: Spec, budget: int, shares: Sequence[float]) -> None:
+def check_search(spec: Spec, budget: int, shares: Sequence[float], objective: Objective = "accuracy") -> None:
     """Raise SpecError if there can be no such search, before anything is run or written."""
     checks.count(budget=budget)
+    checks.one_of(OBJECTIVES, objective=objective)
     for share in shares:
         if not 0 < share < 1:
             raise checks.refuse("shares", share, "must be above 0 and below 1")
     if spec.byzantine == 0:
         raise SpecError("byzantine = 0.0: there is no Byzantine worker to attack; give a share above 0")
+
+
+def _check_ended(clean: Trial) -> None:
+    """Raise NoisegateError if a reference run did not end: without it nothing can be said of an attack."""
+    if not clean.ended:
+        raise NoisegateError(f"the reference run did not end: {clean.outcome.message}")
 
 
 @dataclass
@@ -151,13 +158,13 @@ def _improve(search: _Search, worst: Sequence[Trial], reserve: int) -> list[Spec
 
     All settings of an attack are tried again as long as one of them helps. The attacks are searched side by side.
     """
-    best = [trial.spec for trial in worst]
+    best, aims = [trial.spec for trial in worst], search.measure.objective
     improving = list(range(len(best)))
     while improving:
         before = list(best)
         walks = {i: settings_of(worst[i].attack) for i in improving}
         while steps := {i: step for i, walk in walks.items() if (step := next(walk, None))}:
-            tries = {i: variants(best[i], *step) for i, step in steps.items()}
+            tries = {i: [one for one in variants(best[i], *step) if fits(one, aims)] for i, step in steps.items()}
             search.spend([spec for some in tries.values() for spec in some], "settings", reserve)
             for i, some in tries.items():
                 known = [spec for spec in (best[i], *some) if spec.name() in search.known]

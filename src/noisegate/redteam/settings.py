@@ -53,7 +53,7 @@ SETTINGS: dict[str, Values] = {
     },
     "label-flip": {"to": ("reverse", "random")},
     "class-swap": {"pairs": ("0-1", "2-3", "4-5", "6-7", "8-9", "0-1,2-3,4-5,6-7,8-9")},
-    "class-hide": {"hidden": (0, 2, 3, 4, 5, 6, 7, 8, 9), "shown": (1, 2, 5)},
+    "class-hide": {"hidden": tuple(range(10)), "shown": tuple(range(10))},
     "backdoor": {"share": (0.05, 0.1, 0.2, 0.5, 1.0), "target": tuple(range(10)), "size": (1, 3, 5)},
     "gradient-ascent": {},
     "sign-flip": {"scale": (0.5, 1.0, 2.0)},

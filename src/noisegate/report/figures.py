@@ -13,6 +13,7 @@ from noisegate.report.charts import GROUP_NAMES
 from noisegate.report.folders import RunRecord, kind_of, read_run
 from noisegate.report.numbers import GROUPS, Timeline, privacy_spent, shares_by_reason, timeline_of
 from noisegate.report.sweeps import MOST_CHARTS, Facet, SweepRecord, axis_of, facets, mean, read_sweep_folder
+from noisegate.report.targets import recalls_of
 from noisegate.views import Reason
 
 FORMATS = ("png", "svg")
@@ -79,6 +80,8 @@ def _of_run(record: RunRecord) -> dict[str, Callable[[], Any]]:
     drawings: dict[str, Callable[[], Any]] = {}
     if record.curve:
         drawings["accuracy"] = lambda: _accuracy(record)
+    if any(each is not None for each in recalls_of(record.result)):
+        drawings["recall"] = lambda: _recall(record)
     if any(shares_by_reason(record.curve).values()):
         drawings["unused"] = lambda: _unused(record.curve)
     if record.verdicts is not None:
@@ -124,6 +127,21 @@ def _accuracy(record: RunRecord) -> Any:
         axes.axhline(result["accuracy"], color=LINES[i], linestyle=STYLES[i], label=f"{word}, after its last round")
     _unit(axes)
     axes.set(xlabel="round", title=record.title)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def _recall(record: RunRecord) -> Any:
+    figure, (axes,) = _new()
+    found, clean = recalls_of(record.result), recalls_of(record.beside.get("reference"))
+    runs = {"this run": found, **({"reference": clean} if len(clean) == len(found) else {})}
+    wide, at = 0.8 / len(runs), np.arange(len(found))
+    for i, (name, values) in enumerate(runs.items()):
+        heights = [value or 0.0 for value in values]
+        look = {"color": LINES[i], "hatch": "//" * i, "edgecolor": "white"}
+        axes.bar(at + wide * (i - (len(runs) - 1) / 2), heights, wide, label=name, **look)
+    _unit(axes)
+    axes.set(xlabel="class", ylabel="recall", title=record.title, xticks=at)
     axes.legend(loc="lower right")
     return figure
 

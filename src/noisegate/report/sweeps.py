@@ -130,7 +130,7 @@ def _group(
                 problems.append(f"{cell.spec.name()}: its result.json is damaged; its numbers are left out.")
                 continue
             accuracies.append(float(cell.result["accuracy"]))
-        clean = by_name.get(_reference_name(cell.spec))
+        clean = next((by_name[name] for name in _reference_names(cell.spec) if name in by_name), None)
         if clean and clean.status == "done" and clean.result and number(clean.result.get("accuracy")):
             references.append(float(clean.result["accuracy"]))
         if cell.status == "done":
@@ -143,11 +143,12 @@ def _group(
     return Group(settings, members, accuracies, references, [curve for curve in curves if curve], worst, *more)
 
 
-def _reference_name(spec: AnySpec) -> str:
+def _reference_names(spec: AnySpec) -> list[str]:
+    """What the reference of a run may be called. Whether a plugin has a trigger, which stays there, is not known."""
     try:
-        return beside(spec, "reference").name()
+        return [beside(spec, "reference", triggered=triggered).name() for triggered in (False, True)]
     except NoisegateError:
-        return ""
+        return []
 
 
 def flatten(spec: AnySpec) -> dict[str, Any]:

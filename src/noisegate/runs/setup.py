@@ -15,13 +15,13 @@ from noisegate.entropy import Secret
 from noisegate.errors import DataError, SpecError
 from noisegate.models import build_model, check_module
 from noisegate.protocol import MOST_CLAIMED, Mechanism, Server, expected_of
-from noisegate.roles import Aggregator, Attack, Worker
+from noisegate.roles import Aggregator, Attack, Worker, trigger_of
 from noisegate.runs.dealing import Dealt, copies, count_honest, deal, held_by_byzantine, surrogate
 from noisegate.runs.identity import digest_data, digest_run
 from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of, sizes_are_public
 from noisegate.runs.spec import Spec
 from noisegate.sampling import SAMPLINGS, Sampling
-from noisegate.simulate import Adversary, Federation, Schedule, Workers
+from noisegate.simulate import Adversary, Federation, Schedule, Workers, marked
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
 from noisegate.workers import Company, choose_sums
@@ -126,6 +126,8 @@ def prepare(
     promise = make_promise(spec, sampling, priced).with_copies(copies(spec, dealt))
 
     x, y, x_test, y_test = shared.on(device, dataset)
+    if (trigger := trigger_of(parts.attack)) is not None:
+        marked(trigger, x_test[:1])  # a trigger that cannot be put on is refused now, and not after the last round
     scratch = compute.scratch()
     chunk = max(1, min(compute.chunk, scratch // (4 * GRADIENT_COPIES * model.d)))
     company = Company(spec.batch, len(dealt.parts), scratch, spec.seed)

@@ -26,13 +26,19 @@ def recall(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, classes: int)
 def attack_success(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, trigger: Triggered) -> float | None:
     """Share of the examples of other classes that are called the target once they carry the trigger; None without any.
 
-    SpecError if the trigger, which may be anyone's, gives no such examples back.
+    Examples of the target are left out: that they are called so is no success of the attack.
     """
     others = x[y != trigger.target]
     if not len(others):
         return None
-    marked = trigger.trigger(others.clone())
-    if not isinstance(marked, Tensor) or marked.shape != others.shape:
-        raise SpecError(f"attack: its trigger must give examples of shape {tuple(others.shape)} back")
-    called = answers(model, params, marked.to(others)) == trigger.target
+    called = answers(model, params, marked(trigger, others)) == trigger.target
     return float(called.double().mean())
+
+
+def marked(trigger: Triggered, x: Tensor) -> Tensor:
+    """The examples with the trigger. SpecError if the trigger, which may be anyone's, gives no such examples back."""
+    found = trigger.trigger(x.clone())
+    if not isinstance(found, Tensor) or found.shape != x.shape:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise SpecError(f"attack: its trigger must give examples of shape {tuple(x.shape)} back, not {shape}")
+    return found.to(x)
