@@ -53,7 +53,6 @@ class Server:
         even = len(labels) == len(labels.unique()) and bool((sizes == sizes[:1]).all())
         return max(1, len(labels)) if even else 1
 
-
     @cached_property
     def labels(self) -> tuple[Tensor, Tensor]:
         """The labels that its examples have, in order, and for each example which of them is its own."""

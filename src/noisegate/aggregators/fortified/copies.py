@@ -40,8 +40,12 @@ MOST_WORKERS = 2**24
 """The number of workers up to which a rank among copies is exact in double precision."""
 
 
-def largest_product(noise_std: float, longest: float, signal: Tensor, chance: float, peers: int) -> Tensor:
+def largest_product(
+    noise_std: float, longest: float, signal: Tensor, chance: float, peers: int, expected: Tensor | None = None
+) -> Tensor:
     """() what the inner products of an honest upload with all its honest peers stay below, but for this chance.
+
+    expected: (n,) what uploads are expected to be made of, over the public batch; then there is one bound for each.
 
     longest: the length of the longest upload that counts. signal: () the largest inner product of two honest signals;
     its root bounds the length of one.
@@ -49,7 +53,12 @@ def largest_product(noise_std: float, longest: float, signal: Tensor, chance: fl
     other, in its product with the noise in u, adds one of at most s times that signal's length.
     """
     width = noise_std * _deviations(chance / (4 * max(1, peers)))
-    return signal + width * (longest + signal.sqrt())
+    bound = signal + width * (longest + signal.sqrt())
+    if expected is None:
+        return bound
+    # A signal is as much longer as its batch is larger. Of two uploads the product of the lengths is at most the mean
+    # of their squares, and who sends less than others is given what others are.
+    return bound + signal * (expected.square() - 1).clamp(min=0.0)
 
 
 @functools.lru_cache(maxsize=64)
@@ -73,7 +82,8 @@ def find_copies(
 ) -> Dependence:
     """Who of the candidates copies another, and how often the rest is repeated.
 
-    limit: () what the inner product of two honest uploads stays below. longest: the length of the longest candidate.
+    limit: () what the inner product of two honest uploads stays below; or (n,) such that the mean of those of both is
+    what it stays below. longest: the length of the longest candidate.
     Nothing shows which of two uploads depends on the other, so a Byzantine worker that mixes honest uploads into its
     own must not get them left out. Only of two uploads that are alike by half or more does one go: whoever displaces
     an honest upload that way carries half of it. Of others beyond `limit` both stay and share their weight: divided by
@@ -85,7 +95,8 @@ def find_copies(
         return _within_group(_products(uploads), candidates, limit, longest, score, rank)
     copies, repeats = torch.zeros_like(candidates), uploads.new_zeros(n)
     for members in ties.split(GROUP):
-        parts = candidates[members], limit, longest, score[members], rank[members]
+        own = limit if limit.dim() == 0 else limit[members]
+        parts = candidates[members], own, longest, score[members], rank[members]
         copies[members], found = _within_group(_products(uploads[members]), *parts)
         repeats[members] = found * ((n - 1) / max(1, len(members) - 1))  # of all, if these stand for them
     return Dependence(copies, repeats)
@@ -95,11 +106,12 @@ def _within_group(
     products: Tensor, candidates: Tensor, limit: Tensor, longest: float, score: Tensor, rank: Tensor
 ) -> Dependence:
     """`find_copies` within one group, from its inner products."""
-    if kernels.fused(products):
+    if kernels.fused(products) and limit.dim() == 0:
         from noisegate.aggregators.fortified.kernels import copies as by_kernels
 
         return by_kernels.within_group(products, candidates, limit, longest, score, rank)
     products = torch.where(candidates[:, None] & candidates, products, 0.0).fill_diagonal_(0.0)
+    limit = limit if limit.dim() == 0 else (limit[:, None] + limit) / 2
     copies = _copies(products, limit.clamp(min=COPY_SHARE * longest**2), score, rank)
     repeated = (products > limit) & ~(copies[:, None] | copies)
     return Dependence(copies, torch.where(repeated, products, 0.0).sum(1) / longest**2)

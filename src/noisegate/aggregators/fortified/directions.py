@@ -73,7 +73,7 @@ class OwnProjections(NamedTuple):
 
     of_uploads, lengths: (n,) how far each upload lies along its worker's own average, and the length of that average.
     of_examples: (A, n) the server's examples along each. own_averages, main_difference, label_difference: as in
-    `FortifiedState`. loads: (n,) of the own averages along the label direction, before the round.
+    `FortifiedState`. label_loads: (n,) how far the own averages lie along the label direction, in their unit.
     """
 
     of_uploads: Tensor
@@ -82,7 +82,7 @@ class OwnProjections(NamedTuple):
     own_averages: Tensor
     main_difference: Tensor
     label_difference: Tensor
-    loads: Tensor
+    label_loads: Tensor
 
     @classmethod
     def of(
@@ -101,7 +101,7 @@ class OwnProjections(NamedTuple):
         start = torch.add(state.main_difference, gradient, alpha=RESTART_SHARE)
         start = torch.cat([start, state.label_direction])
         new = contributions.new_empty
-        sums, loads, along_labels = contributions.new_zeros(3, size), new(3, n), new(n)
+        sums, loads, label_loads = contributions.new_zeros(3, size), new(3, n), new(n)
         of_uploads, lengths, of_examples = new(n), new(n), new(len(contributions), n)
         loads[1], loads[2] = state.counted & state.unrefuted, state.label_loads
         joins = state.counted if view.missing is None else state.counted & ~view.missing
@@ -116,7 +116,7 @@ class OwnProjections(NamedTuple):
             of_examples[:, here] = contributions @ average.T
             found = average @ start.T
             torch.mul(found[:, 0], loads[1, here], out=loads[0, here])
-            along_labels[here] = found[:, 1]
+            label_loads[here] = found[:, 1]
             sums.addmm_(loads[:, here], average)
             if view.last is not None:  # in place, since fresh memory is slow; a speed of 0 leaves an average as it was
                 average.lerp_(view.last[here] / unit, speed[here])
@@ -127,7 +127,7 @@ class OwnProjections(NamedTuple):
         difference = functional.normalize(difference, eps=TINY)
         of_labels = functional.normalize(sums[2:], eps=TINY)
         found = of_uploads / lengths, lengths * unit, of_examples / lengths, averages, difference, of_labels
-        return cls(*found, along_labels)
+        return cls(*found, label_loads)
 
 
 class Projections(NamedTuple):
@@ -136,9 +136,10 @@ class Projections(NamedTuple):
     of_uploads: (n, PROBES) the uploads. moments: (n, PROBES) each, of the server's examples.
     along_gradient: (n,) where the mix of each worker puts it along the server's gradient, if no example meets itself.
     lengths: (COMMON,) of the directions before they became unit vectors. own_lengths: (n,) of the own averages.
-    along_labels: (n, 2) the uploads along the label direction and the label difference; labels_of_examples: (A, 2).
-    label_direction, label_difference: as in `FortifiedState`, after the round. loads: as in `OwnProjections`.
-    momentum: what momentum may add. own_averages, main_difference: as in `FortifiedState`, after the round.
+    along_labels: (n,) the uploads along the label difference, and labels_of_examples: (A,) the server's examples.
+    label_direction: as in `FortifiedState`, after the round; turned: () the cosine of the angle that it turned by.
+    momentum: what momentum may add. own_averages, main_difference, label_difference, label_loads: as in
+    `OwnProjections`.
     """
 
     of_uploads: Tensor
@@ -152,7 +153,7 @@ class Projections(NamedTuple):
     label_direction: Tensor
     turned: Tensor
     label_difference: Tensor
-    loads: Tensor
+    label_loads: Tensor
     own_averages: Tensor
     main_difference: Tensor
 
@@ -160,8 +161,10 @@ class Projections(NamedTuple):
     def of(
         cls, view: ServerView, both: tuple[Tensor, Tensor], state: FortifiedState, mixture: Mixture, unit: float
     ) -> "Projections":
-        """both: (A, d) what the server's examples would add, and what they would with false labels. unit: that own
-        averages are measured in."""
+        """both: (A, d) what the server's examples would add, and what they would with false labels.
+
+        unit: that own averages are measured in.
+        """
         contributions, false = both
         momentum = MomentumTerm.of(view, contributions)
         # All directions at once: to read the uploads is what takes time.
@@ -169,13 +172,11 @@ class Projections(NamedTuple):
         lengths = directions.norm(dim=1)
         directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
         own = OwnProjections.of(view, contributions, state, directions[:1], unit)
-        labels = torch.cat([functional.normalize(state.label_direction, eps=TINY), state.label_difference])
-        directions = torch.cat([directions, labels])
+        directions = torch.cat([directions, state.label_difference])
         along, of_examples = view.uploads @ directions.T, contributions @ directions.T
         of_uploads = torch.cat([along[:, :COMMON], own.of_uploads[:, None]], 1)
-        pull = torch.add(own.label_difference, own.main_difference, alpha=RESTART_SHARE)
-        pull = (pull @ false.T) @ false
-        moved = torch.lerp(state.label_direction, pull, 1 / max(1, view.labels - 1))
+        start = torch.add(own.label_difference, own.main_difference, alpha=RESTART_SHARE)
+        moved = torch.lerp(state.label_direction, (start @ false.T) @ false, 1 / max(1, view.labels - 1))
         moments = ExampleMoments.of(
             of_examples[:, :COMMON],
             own.of_examples,
@@ -191,12 +192,12 @@ class Projections(NamedTuple):
             lengths=lengths,
             own_lengths=own.lengths,
             momentum=momentum,
-            along_labels=along[:, COMMON:],
-            labels_of_examples=of_examples[:, COMMON:],
+            along_labels=along[:, COMMON],
+            labels_of_examples=of_examples[:, COMMON],
             label_direction=moved,
             turned=functional.cosine_similarity(state.label_direction, moved, eps=TINY)[0],
             label_difference=own.label_difference,
-            loads=own.loads,
+            label_loads=own.label_loads,
             own_averages=own.own_averages,
             main_difference=own.main_difference,
         )

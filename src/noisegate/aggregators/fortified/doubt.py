@@ -15,6 +15,9 @@ given the smallest doubt of any position that a worker has, plus what it takes t
 import torch
 from torch import Tensor
 
+from noisegate.aggregators.fortified.directions import Projections
+from noisegate.aggregators.fortified.state import COMMON
+
 OFFSET_SPEED = 0.02
 """The share of a new round in the moving averages of offsets. They average over about 50 rounds."""
 
@@ -34,14 +37,24 @@ NEIGHBORS = 512
 """The number of workers, drawn at random, whose positions are compared with everyone's: time is linear in workers."""
 
 
-def remaining_doubt(
-    offsets: Tensor, error: Tensor, noise: Tensor, passed: Tensor, ties: Tensor, together: bool = False
-) -> Tensor:
+def doubt_along(projections: Projections, offsets: Tensor, passed: Tensor, ties: Tensor) -> Tensor:
+    """(n,) the doubt along all common directions but the server's gradient, in which workers cannot be compared.
+
+    offsets: (n, COMMON - 1) how far workers lay off on average. passed: (n,) whose positions count. ties: (n,) a random
+    order.
+    """
+    moments, here = projections.moments, slice(1, COMMON)
+    batches = moments.variance * (OFFSET_SPEED / (2 - OFFSET_SPEED))
+    shared = moments.shared_error + (OFFSET_SKEW * moments.spread).square()
+    own = batches + moments.error - moments.shared_error
+    return remaining_doubt(offsets, shared[:, here], own[:, here], passed, ties)
+
+
+def remaining_doubt(offsets: Tensor, error: Tensor, noise: Tensor, passed: Tensor, ties: Tensor) -> Tensor:
     """(n,) the doubt about each worker beyond the least doubted: the largest over K directions, up to MOST_DOUBT.
 
     offsets: (n, K) how far they lay off on average. error, noise: (n, K) the variances e^2 and v^2. passed: (n,) whose
-    positions count. ties: (n,) a random order. together: the errors along the directions are independent, so that doubt
-    adds up over them.
+    positions count. ties: (n,) a random order.
     """
     alone = (offsets / (2 * (error + noise)).sqrt()).clamp(-FAR, FAR).square()
     scale = (WIDTH * (2 * noise).sqrt()).reciprocal()
@@ -52,8 +65,6 @@ def remaining_doubt(
     parts = zip(alone.split(NEIGHBORS), offsets.split(NEIGHBORS), scale.split(NEIGHBORS), strict=True)
     for own, place, each in parts:
         there = theirs + ((place[:, None] - near) * each[:, None]).clamp(-FAR, FAR).square()
-        if together:
-            own, there = own.sum(1, keepdim=True), there.sum(2, keepdim=True)
         found.append(torch.minimum(own, there.amin(1)))
     doubt = torch.cat(found)
     doubt = doubt - torch.where(passed[:, None], doubt, torch.inf).amin(0)

@@ -22,13 +22,16 @@ class FirstTests(NamedTuple):
     passed: Tensor
 
     @classmethod
-    def of(cls, view: ServerView, shortest: float, longest: float, chance: float) -> "FirstTests":
-        """shortest, longest: lengths of an honest upload. chance: that the test of the distribution refuses one."""
+    def of(cls, view: ServerView, shortest: float, longest: float | Tensor, chance: float) -> "FirstTests":
+        """shortest, longest: lengths of an honest upload; longest may be (n,), by the size of the worker.
+
+        chance: that the test of the distribution refuses one.
+        """
         rejected = None
         if view.noise_std:
             room = room_for_signal(view.uploads.shape[1], view.noise_std, view.largest)
             rejected = ks_rejects(view.uploads, view.noise_std, chance, view.scratch, room)
-        if kernels.fused(view.norms):
+        if kernels.fused(view.norms) and isinstance(longest, float):
             from noisegate.aggregators.fortified.kernels import first_tests
 
             return cls(*first_tests.first_tests(view.norms, view.present, rejected, shortest, longest))

@@ -10,7 +10,7 @@ STANDARD_ERRORS = 3.0
 
 It lies beyond with a probability of 1 in 740 on either side, or 1 in 270 if the error is estimated from 20 examples."""
 
-MIX_ERROR = 1.0
+MIX_ERROR = 2.0
 """How far a worker's mix is known to be off, as a share of how far it is from equal shares."""
 
 LEAST_LENGTH = 1e-15
@@ -45,8 +45,8 @@ class ExampleMoments(NamedTuple):
         of_own = [(mix * each_own[0].T).sum(1), (squares * each_own[1].T).sum(1), (mix * each_own[2].T).sum(1)]
         equal = mix.mean(1, keepdim=True)
         unsure = (MIX_ERROR * (mix - equal)).square().sum(1, keepdim=True)
-        of_shared[1] = of_shared[1] + unsure * shared[0].var(0)
-        of_own[1] = of_own[1] + unsure[:, 0] * each_own[0].var(0)
+        of_shared[1] = of_shared[1] + unsure * shared[0].var(0, correction=0)
+        of_own[1] = of_own[1] + unsure[:, 0] * each_own[0].var(0, correction=0)
         of_all = torch.cat([shared[1].sum(0).expand(len(mix), -1), each_own[1].sum(0)[:, None]], 1)
         mean, error, second = (torch.cat([s, o[:, None]], 1) for s, o in zip(of_shared, of_own, strict=True))
         spread = torch.cat([along.std(0).expand(len(mix), -1), own.std(0)[:, None]], 1)

@@ -50,16 +50,16 @@ class Premise(NamedTuple):
         chance = CHANCE * view.noise_std * (AGREEMENT_SPEED / 2) ** 0.5
         disagrees = best_agreement(state, view.believed_honest) + chance < CAUTION * promised
         few = unrefuted.sum() < LEAST_LEFT * places(view)
-        credit = credited(view, state, view.uploads @ view.auxiliary(False).nan_to_num(0.0, 0.0, 0.0), counts)
+        credit = credited(view, state, projections.of_uploads[:, 0], counts)
         noise_alone = state.presence < -MOST_TRUST
         best = highest(credit[0].masked_fill(noise_alone, -1.0), view) & ~noise_alone
         return cls(disagrees | few, credit, best)
 
 
 def credited(view: ServerView, state: FortifiedState, along: Tensor, counts: Tensor) -> Tensor:
-    """(CREDIT, n) the credit after the round, as `TwoStage` reckons it.
+    """(CREDIT, n) the credit after the round, as `TwoStage` reckons it with a normalized gradient.
 
-    along: (n,) the inner products of the uploads with the server's gradient.
+    along: (n,) how far the uploads lie along the server's gradient.
     """
     score = torch.where(counts, along, 0.0)
     doubled = score.double()

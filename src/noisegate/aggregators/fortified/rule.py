@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,17 +10,22 @@ from torch import Tensor
 from noisegate import checks
 from noisegate.aggregators.fortified.copies import GROUP, find_copies, largest_product
 from noisegate.aggregators.fortified.directions import Projections
-from noisegate.aggregators.fortified.doubt import OFFSET_SKEW, OFFSET_SPEED, remaining_doubt
+from noisegate.aggregators.fortified.doubt import doubt_along
 from noisegate.aggregators.fortified.evidence import SHIFTS
 from noisegate.aggregators.fortified.first_tests import FirstTests
-from noisegate.aggregators.fortified.labels import Explained, LabelDoubt
+from noisegate.aggregators.fortified.labels import LabelDoubt, Loads
 from noisegate.aggregators.fortified.mixture import Mixture
 from noisegate.aggregators.fortified.premise import Premise
 from noisegate.aggregators.fortified.standing import WorkerStanding
-from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, PROBES, FortifiedState, unless_missing, update_speeds
+from noisegate.aggregators.fortified.state import (
+    PROBES,
+    FortifiedState,
+    unless_missing,
+    update_speeds,
+)
 from noisegate.aggregators.fortified.trust import AGREEMENT_SPEED
 from noisegate.aggregators.fortified.weights import Weights
-from noisegate.aggregators.upload_lengths import honest_lengths
+from noisegate.aggregators.upload_lengths import honest_lengths, longest_lengths
 from noisegate.errors import SpecError
 from noisegate.roles import Aggregator
 from noisegate.vectors import ones
@@ -78,12 +84,15 @@ class Fortified(Aggregator):
         contributions, false = _contributions(view, 1 + known.rounds % max(1, view.labels - 1))
 
         # 1. Test each upload alone: its length, and the distribution of its coordinates.
-        shortest, longest = honest_lengths(d, view.noise_std, view.batch, view.largest, chance)
-        first = FirstTests.of(view, shortest, longest, chance)
+        made = view.noise_std, view.batch, view.largest
+        shortest, longest = honest_lengths(d, *made, chance)
+        lengths = longest if view.expected is None else longest_lengths(view.expected, d, *made, chance)
+        first = FirstTests.of(view, shortest, lengths, chance)
 
         # 2. Project uploads and the server's examples on directions that were fixed before the round.
         mixture = Mixture.of(view, contributions, known, first.passed)
-        projections = Projections.of(view, (contributions, false), known, mixture, longest / math.sqrt(d))
+        unit = longest / math.sqrt(d)
+        projections = Projections.of(view, (contributions, false), known, mixture, unit)
 
         # 3. Add up over the rounds: the evidence against each worker, the trust in it, and how far off the server's
         # examples it lies where it cannot be refused for that.
@@ -98,30 +107,16 @@ class Fortified(Aggregator):
 
         # 5. Compare the uploads with one another.
         signal = projections.momentum.signal
-        product_limit = largest_product(view.noise_std, longest, signal, chance, min(n, GROUP) - 1)
+        product_limit = largest_product(view.noise_std, longest, signal, chance, min(n, GROUP) - 1, view.expected)
         given = (view.uploads, candidates, product_limit, longest, standing.score, view.ties)
         copies, repeats = find_copies(*given)
         passed = candidates ^ copies  # which are among the candidates
 
-        # 6. Find what doubt is left, along neither the server's gradient nor the worker's own average, in which
-        # workers cannot be compared.
-        moments = projections.moments
-        batches = moments.variance * (OFFSET_SPEED / (2 - OFFSET_SPEED))
-        shared = moments.shared_error + (OFFSET_SKEW * moments.spread).square()
-        own = batches + moments.error - moments.shared_error
-        here = slice(1, COMMON)
-        doubt = remaining_doubt(standing.offsets, shared[:, here], own[:, here], passed, view.ties)
+        # 6. Find what doubt is left: where workers could not be refused, and between groups that false labels tell apart.
         usual = (first.passed & standing.unrefuted).to(contributions.dtype)
-        unit = longest / math.sqrt(d)
-        of_means = mixture.classes.means @ known.label_direction[0]
-        begun = (1 - (1-OWN_SPEED)**((known.rounds+1).float())) / unit
-        loads = projections.loads - mixture.mix @ of_means * begun
-        loads = (loads - Explained.by(mixture.mix, usual).of(loads * usual)) * usual
-        load_noise = known.label_direction.square().sum() * (view.noise_std / unit)**2 * (OWN_SPEED / (2 - OWN_SPEED)) * (1 - (1-OWN_SPEED)**(2*(known.rounds+1).float()))
-        load_spread = of_means.var() * begun**2
-        given = loads, load_noise, load_spread, projections.along_labels[:, 1], projections.labels_of_examples[:, 1], projections.turned
-        labels = LabelDoubt.of(view, known, mixture, *given, first.passed, passed)
-        doubt = torch.maximum(doubt, labels.doubt)
+        loads = Loads.of(view, known, mixture, projections, unit, usual)
+        labels = LabelDoubt.of(view, known, mixture, projections, loads, first.passed, passed)
+        doubt = torch.maximum(doubt_along(projections, standing.offsets, passed, view.ties), labels.doubt)
 
         # 7. Average those that passed, each with its odds of being honest; what is repeated counts once.
         stages = [view.present, first.fits_length, first.passes_distribution, unrefuted, copies]
@@ -129,40 +124,56 @@ class Fortified(Aggregator):
         weighed = weighed.unless(premise.fails, premise.best & passed, repeats, known)
         update = weighed.weights @ view.uploads
 
-        one = ones(n, known.bias_correction.dtype, known.bias_correction.device)
-        after = FortifiedState(
-            evidence=standing.evidence,
-            trust=standing.trust,
-            agreement=standing.agreement,
-            bias_correction=unless_missing(
-                view, torch.lerp(known.bias_correction, one, AGREEMENT_SPEED), known.bias_correction
-            ),
-            offsets=standing.offsets,
-            places=labels.places,
-            started=labels.started,
-            label_doubt=labels.doubt,
-            update_averages=moved_averages(known),
-            last_update=update,
-            largest_weights=weighed.largest_weights,
-            own_averages=projections.own_averages,
-            main_difference=projections.main_difference,
-            label_direction=projections.label_direction,
-            label_difference=projections.label_difference,
-            label_loads=loads,
-            gram=mixture.gram,
-            products=mixture.products,
-            mix=mixture.mix_after,
-            seen=mixture.seen,
-            presence=standing.presence,
-            promised=standing.promised,
-            credit=premise.credit,
-            counted=unless_missing(view, first.passed, known.counted),
-            unrefuted=standing.unrefuted,
-            rounds=known.rounds + 1,
-        )
+        judged = Judged(mixture, projections, standing, premise, loads, labels, weighed)
+        after = judged.after(view, known, first.passed, update)
         reason = view.mark_missing(weighed.reason)
         return Verdict(
             update, weighed.kept, reason, weighed.score, after._asdict(), weighed.weights, fell_back=premise.fails
+        )
+
+
+class Judged(NamedTuple):
+    """What was found in a round."""
+
+    mixture: Mixture
+    projections: Projections
+    standing: WorkerStanding
+    premise: Premise
+    loads: Loads
+    labels: LabelDoubt
+    weighed: Weights
+
+    def after(self, view: ServerView, known: FortifiedState, passed: Tensor, update: Tensor) -> FortifiedState:
+        """What is known after the round. passed: (n,) the first tests."""
+        one = ones(len(passed), known.bias_correction.dtype, known.bias_correction.device)
+        corrected = torch.lerp(known.bias_correction, one, AGREEMENT_SPEED)
+        return FortifiedState(
+            evidence=self.standing.evidence,
+            trust=self.standing.trust,
+            agreement=self.standing.agreement,
+            bias_correction=unless_missing(view, corrected, known.bias_correction),
+            offsets=self.standing.offsets,
+            places=self.labels.places,
+            started=self.labels.started,
+            label_doubt=self.labels.doubt,
+            update_averages=moved_averages(known),
+            last_update=update,
+            largest_weights=self.weighed.largest_weights,
+            own_averages=self.projections.own_averages,
+            main_difference=self.projections.main_difference,
+            label_direction=self.projections.label_direction,
+            label_difference=self.projections.label_difference,
+            label_loads=self.loads.x,
+            gram=self.mixture.gram,
+            products=self.mixture.products,
+            mix=self.mixture.mix_after,
+            seen=self.mixture.seen,
+            presence=self.standing.presence,
+            promised=self.standing.promised,
+            credit=self.premise.credit,
+            counted=unless_missing(view, passed, known.counted),
+            unrefuted=self.standing.unrefuted,
+            rounds=known.rounds + 1,
         )
 
 
