@@ -25,22 +25,7 @@ from noisegate.streams import stream
 from noisegate.vectors import FlatModel, clear_rows, copy_if
 from noisegate.workers import Clipped, Normalized, choose_sums
 from noisegate.workers.closed_form import ClosedForm
-from test_judging import (
-    COPIES,
-    KINDS,
-    check_best_agreement,
-    check_copies,
-    check_doubt,
-    check_first_tests,
-    check_projections,
-    check_rounds,
-    check_standing,
-    check_weights,
-    view_on,
-)
-from test_judging import (
-    SHAPES as JUDGED,
-)
+from test_judging import COPIES, check_copies, check_first_tests, check_rounds, view_on
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -456,29 +441,10 @@ def exactly():
         yield
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", JUDGED + LARGE, ids=str)
-def test_what_lies_along_the_probes(shape, kind, exactly) -> None:
-    check_projections("cuda", shape, kind)
-    check_projections("cuda", shape, kind, scratch=16 * shape[1] * 3)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", JUDGED + LARGE[:3], ids=str)
-def test_what_that_says_of_a_worker(shape, kind, exactly) -> None:
-    check_standing("cuda", shape, kind)
-
-
 @pytest.mark.parametrize("n", [1, 20, 300, 5000])
 @pytest.mark.parametrize("tested", [False, True])
 def test_what_an_upload_alone_shows(n, tested, exactly) -> None:
     check_first_tests("cuda", n, tested)
-
-
-@pytest.mark.parametrize("n", [1, 2, 10, 50, 200, 1024])
-@pytest.mark.parametrize("nobody", [False, True])
-def test_what_the_best_agree(n, nobody) -> None:
-    check_best_agreement("cuda", n, nobody)
 
 
 @pytest.mark.parametrize("n", [1, 2, 13, 20, 50, 128, 200, 512])
@@ -487,18 +453,6 @@ def test_what_is_shared(n, kind, exactly) -> None:
     for seed in range(8):
         check_copies("cuda", n, kind, seed)
         check_copies("cuda", n, kind, seed, limit=0.05, everyone=True)
-
-
-@pytest.mark.parametrize("kind", ["some", "zeros", "nobody", "huge"])
-@pytest.mark.parametrize(("n", "K"), [(1, 1), (9, 4), (70, 3), (512, 4), (2000, 4)])
-def test_doubts(n, K, kind, exactly) -> None:
-    check_doubt("cuda", n, K, kind)
-
-
-@pytest.mark.parametrize("kind", ["some", "nobody", "huge", "everybody"])
-@pytest.mark.parametrize("n", [1, 9, 100, 1500, 5000])
-def test_weights_and_reasons(n, kind, exactly) -> None:
-    check_weights("cuda", n, kind)
 
 
 def test_a_round_of_fortified_is_that_of_a_cpu(exactly) -> None:

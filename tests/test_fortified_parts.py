@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 from statistics import mean
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from scipy import stats
 from torch.nn import functional
 
 from noisegate.aggregators.fortified import evidence
-from noisegate.aggregators.fortified.expectation import Interval, along_gradient, along_history
-from noisegate.aggregators.fortified.moments import STANDARD_ERRORS, ExampleMoments, agreement_of_examples
-from noisegate.aggregators.fortified.state import PROBES
+from noisegate.aggregators.fortified.expectation import Interval, expected
+from noisegate.aggregators.fortified.mixture import ClassMeans, Mixture
+from noisegate.aggregators.fortified.moments import STANDARD_ERRORS, ExampleMoments
+from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, PROBES, UPDATE_SPEEDS
+from noisegate.aggregators.fortified.trust import agreement_of, promised_by
 from noisegate.aggregators.ks_test import (
     count_every_value,
     count_where_in_doubt,
@@ -282,7 +285,10 @@ def test_who_was_as_far_off_as_counts_is_refused_for_some_thirty_rounds():
     assert 25 <= rounds <= 40
 
 
-# --- expectation -----------------------------------------------------------------------------------------------------
+# --- moments -------------------------------------------------------------------------------------------------------
+
+MIXES = {"equal": [0.25] * 4, "one class": [0.0, 0.0, 1.0, 0.0], "uneven": [0.1, 0.2, 0.3, 0.4], "large": [1.0] * 4}
+"""Of four classes; what they add up to is the expected batch over the public one."""
 
 
 def moments(values: list[float]) -> tuple[float, float, float]:
@@ -292,44 +298,157 @@ def moments(values: list[float]) -> tuple[float, float, float]:
     return center, spread, sum(value**2 for value in values) / len(values)
 
 
-def test_what_the_servers_examples_show_by_a_loop():
-    own, s, batch = normal(20, 3) + 0.5, 0.4, 16
-    own[:, 2] = 0.0
-    found = ExampleMoments.of(own, torch.tensor(s * s), batch)
-    assert all(part.shape == (3,) for part in found)
-    for j in range(3):
-        center, spread, square = moments(own[:, j].tolist())
-        assert float(found.mean[j]) == pytest.approx(center, rel=1e-5)
-        assert float(found.spread[j]) == pytest.approx(spread, rel=1e-5)
-        assert float(found.variance[j]) == pytest.approx(square / batch + s * s, rel=1e-5)
-        assert float(found.error(20)[j]) == pytest.approx(3 * spread / math.sqrt(20), rel=1e-5)
-    nothing = ExampleMoments.of(torch.zeros(20, 3), torch.tensor(0.0), batch)
-    assert (nothing.variance > 0).all(), "so that it can be divided by"
+def by_class(values: list[float], classes: int) -> list[tuple[float, float, float]]:
+    """For each class (mean, variance of that mean, mean of squares)."""
+    each = len(values) // classes
+    groups = [values[c * each : (c + 1) * each] for c in range(classes)]
+    if each == 1:
+        within = [moments(values)[1] ** 2] * classes
+    else:
+        within = [moments(group)[1] ** 2 for group in groups]
+        within = [max(own, sum(within) / classes) for own in within]
+    squares = [sum(value**2 for value in group) / each for group in groups]
+    return [(sum(group) / each, w / each, square) for group, w, square in zip(groups, within, squares, strict=True)]
 
 
-def test_what_is_expected_along_the_past_by_a_loop():
-    own, echoes, s = normal(20, 3) + 0.5, torch.tensor([0.0, 0.2, 1.0]), 0.4
-    low, high = along_history(ExampleMoments.of(own, torch.tensor(s * s), 16), 20, s, echoes)
-    assert low.shape == high.shape == (3,)
-    for j in range(3):
-        center, spread, _ = moments(own[:, j].tolist())
-        error = 3 * spread / math.sqrt(20) + 0.1 * s
-        assert float(low[j]) == pytest.approx(center - error, rel=1e-5)
-        assert float(high[j]) == pytest.approx(center + error + float(echoes[j]), rel=1e-5)
+def moments_by_loops(values: list[float], mix: list[float], noise: float, batch: int) -> dict[str, float]:
+    """Of the examples along one direction, for one worker."""
+    classes, equal = len(mix), sum(mix) / len(mix)
+    found = by_class(values, classes)
+    middle = sum(each[0] for each in found) / classes
+    between = sum((each[0] - middle) ** 2 for each in found) / classes
+    uneven = sum((share - equal) ** 2 for share in mix)
+    error = sum(share**2 * each[1] for share, each in zip(mix, found, strict=True)) + 4 * uneven * between
+    second = sum(share * each[2] for share, each in zip(mix, found, strict=True))
+    return {
+        "mean": sum(share * each[0] for share, each in zip(mix, found, strict=True)),
+        "error": error,
+        "shared_error": min(error, equal**2 * sum(each[1] for each in found)),
+        "spread": moments(values)[1] * math.sqrt(classes * sum(share**2 for share in mix)),
+        "variance": second / batch + noise,
+    }
 
 
-def test_what_is_expected_along_the_gradient_by_a_loop():
-    """Whose length is the mean of the examples along it."""
-    rows, s = normal(20, 8) / 8**0.5 + 0.5, 0.4
-    length = float(rows.mean(0).norm())
-    own = rows @ functional.normalize(rows.mean(0), dim=0)[:, None]
-    low, high = along_gradient(ExampleMoments.of(own, torch.tensor(s * s), 16), 20, s)
-    _, spread, _ = moments(own[:, 0].tolist())
-    error, slack = 3 * spread / math.sqrt(20), 0.1 * s + 0.15 * spread
-    assert float(low) == pytest.approx(-(error**2) / 4 / length - slack, rel=1e-5)
-    assert float(high) == pytest.approx(length + error + slack, rel=1e-5)
-    nothing = along_gradient(ExampleMoments.of(torch.zeros(20, 1), torch.tensor(0.0), 16), 20, 0.0)
-    assert all(part.isfinite().all() for part in nothing)
+def error_by_loops(own: torch.Tensor, strata: int) -> list[float]:
+    """(K,) the variance of the mean over classes of class means, from the variance within each class."""
+    equal = [1 / strata] * strata
+    return [moments_by_loops(column, equal, 0.0, 1)["error"] for column in own.double().T.tolist()]
+
+
+def moments_of(along: torch.Tensor, mix: list[list[float]], noise: float = 0.0, batch: int = 16) -> ExampleMoments:
+    """Along (A, K) shared directions; the own averages of all workers are the first of them."""
+    rows = torch.tensor(mix, dtype=along.dtype)
+    own = along[:, :1].expand(-1, len(mix))
+    return ExampleMoments.of(along, own, rows, torch.tensor(2.0), torch.tensor(noise), batch)
+
+
+@pytest.mark.parametrize("each", [1, 2, 5])
+def test_what_the_servers_examples_show_by_a_loop_over_workers_and_directions(each):
+    mix, s, batch, reach = list(MIXES.values()), 0.4, 16, 1.2
+    along, own = normal(4 * each, 3) + 0.5, normal(4 * each, len(mix), name="own") - 0.2
+    along[:, 1] *= torch.arange(4.0).repeat_interleave(each)  # classes that differ, and one that is always the same
+    given = along, own, torch.tensor(mix), torch.tensor(reach), torch.tensor(s * s)
+    before = [part.clone() for part in given]
+    found = ExampleMoments.of(*given, batch)
+    assert all(torch.equal(*pair) for pair in zip(given, before, strict=True))
+    for i, shares in enumerate(mix):
+        for k in range(4):
+            values = (along[:, k] if k < 3 else own[:, i]).tolist()
+            wanted = moments_by_loops(values, shares, s * s, batch)
+            for name, value in wanted.items():
+                assert float(getattr(found, name)[i, k]) == pytest.approx(value, rel=1e-4), (name, i, k)
+            assert float(found.allowance()[i, k]) == pytest.approx(3 * math.sqrt(wanted["error"]), rel=1e-4)
+        furthest = sum(shares) * reach - wanted["mean"]  # the last is the worker's own
+        assert float(found.own_reach[i]) == pytest.approx(max(0.0, furthest), rel=1e-4)
+
+
+def test_own_reach_is_never_less_than_nothing():
+    own = torch.full((8, 2), 0.9)
+    found = ExampleMoments.of(own, own, torch.tensor(2 * [MIXES["equal"]]), torch.tensor(0.5), torch.tensor(0.1), 16)
+    assert found.own_reach.tolist() == [0.0, 0.0]
+
+
+def test_examples_that_are_all_zero_leave_moments_that_can_be_divided_by():
+    for mix in MIXES.values():
+        nothing = moments_of(torch.zeros(20, 3), [mix])
+        assert all(part.isfinite().all() for part in nothing)
+        assert (nothing.variance > 0).all()
+
+
+def test_equal_shares_have_the_error_of_their_classes_alone():
+    """Examples drawn anew: their means vary by about that, and an error that knows no classes is far too large."""
+    classes, each, trials = 4, 5, 4000
+    centers = 3 * torch.arange(float(classes)).repeat_interleave(each)
+    own = centers[:, None] + normal(classes * each, trials)
+    vary = float(own.mean(0).var())
+    error = moments_of(own, [[1 / classes] * classes]).error
+    # The larger of a class's variance and their mean is used: of four values with four degrees of freedom, 1.3 of it.
+    assert vary * (1 - SURE * math.sqrt(2 / trials)) <= float(error.mean()) <= 1.4 * vary
+    assert float(moments_of(own, [[1.0]]).error.min()) > 2 * vary
+
+
+def test_what_is_shared_of_an_error_is_no_more_than_that_of_equal_shares():
+    own = normal(20, 50) + torch.arange(4.0).repeat_interleave(5)[:, None]
+    found = moments_of(own, list(MIXES.values()))
+    equal, one = found.error[0], found.error[1]
+    torch.testing.assert_close(found.shared_error[0], equal)
+    torch.testing.assert_close(found.shared_error[1], equal)
+    assert (one > 2 * equal).all(), "the rest of it is the worker's own"
+
+
+# --- expectation -----------------------------------------------------------------------------------------------------
+
+
+def interval(along, own, mix, s=0.0, apart=None, lengths=None, own_lengths=None, echo=0.0, weight=0.0, reach=0.0):
+    """What is expected where the (A, COMMON) examples lie so along the directions, and (A, n) along the own ones."""
+    n = len(mix)
+    given = torch.tensor(reach, dtype=along.dtype), torch.tensor(s * s, dtype=along.dtype)
+    projections = SimpleNamespace(
+        moments=ExampleMoments.of(along, own, mix, *given, 16),
+        along_gradient=along.new_zeros(n) if apart is None else apart,
+        lengths=along.new_ones(COMMON) if lengths is None else lengths,
+        own_lengths=along.new_ones(n) if own_lengths is None else own_lengths,
+        momentum=SimpleNamespace(echo=torch.tensor(echo)),
+    )
+    averages = along.new_zeros(len(UPDATE_SPEEDS), 1)
+    state = SimpleNamespace(largest_weights=torch.tensor([weight / 2, weight]), update_averages=averages)
+    return expected(SimpleNamespace(noise_std=s), state, projections)
+
+
+@pytest.mark.parametrize("promised", [-0.5, 0.0, 5.0])
+def test_what_is_expected_by_a_loop_over_workers_and_directions(promised):
+    """With less promised where no example meets itself than where all cancel, with about as much, and with more."""
+    mix, s, echo, weight, reach = list(MIXES.values()), 0.4, 0.6, 0.3, 2.5
+    along, own = normal(20, COMMON) + 0.5, normal(20, len(mix), name="own")
+    lengths, own_lengths = torch.linspace(0.02, 0.4, COMMON), torch.tensor([1e-3, 0.01, 0.1, 1.0])
+    apart = promised + torch.linspace(0.0, 0.3, len(mix))
+    low, high = interval(along, own, torch.tensor(mix), s, apart, lengths, own_lengths, echo, weight, reach)
+    assert low.shape == high.shape == (len(mix), PROBES)
+    capped = 0
+    for i, shares in enumerate(mix):
+        for k in range(PROBES):
+            values = (along[:, k] if k < COMMON else own[:, i]).tolist()
+            seen = moments_by_loops(values, shares, s * s, 16)
+            error, slack = 3 * math.sqrt(seen["error"]), 0.15 * seen["spread"] + 0.1 * s
+            least, most = seen["mean"] - error, seen["mean"] + error
+            if k == 0:
+                least = min(-(error**2) / 4 / float(lengths[0]), float(apart[i]) - error)
+            elif k <= len(UPDATE_SPEEDS):
+                most += min(1.0, weight * echo * UPDATE_SPEEDS[k - 1] / float(lengths[k]))
+            elif k == COMMON:
+                further = OWN_SPEED * echo / float(own_lengths[i])
+                capped += further > 1
+                most += min(1.0, further) + max(0.0, sum(shares) * reach - seen["mean"])
+            assert float(low[i, k]) == pytest.approx(least - slack, rel=1e-4, abs=1e-5), (i, k)
+            assert float(high[i, k]) == pytest.approx(most + slack, rel=1e-4, abs=1e-5), (i, k)
+    assert capped == 1
+
+
+def test_what_is_expected_is_finite_where_there_is_nothing():
+    nothing = torch.zeros(20, COMMON)
+    for mix in MIXES.values():
+        found = interval(nothing, nothing[:, :1], torch.tensor([mix]), lengths=torch.zeros(COMMON))
+        assert all(part.isfinite().all() for part in found)
 
 
 def test_outside_counts_deviations_beyond_either_end():
@@ -340,116 +459,190 @@ def test_outside_counts_deviations_beyond_either_end():
 
 @pytest.mark.parametrize("count", [20, 100])
 def test_the_workers_mean_lies_outside_what_their_like_tell_as_rarely_as_stated(count):
-    """Without noise, so that no room is left for it. The spread is estimated too: Student's distribution, two-sided."""
+    """Without the room for uneven data. The spread is estimated too: Student's distribution, two-sided."""
     directions = 20_000
-    seen = ExampleMoments.of(0.3 + normal(count, directions), torch.tensor(0.0), 16)
-    low, high = along_history(seen, count, 0.0, torch.zeros(directions))
-    outside = int(((low > 0.3) | (high < 0.3)).sum())
+    seen = moments_of(0.3 + normal(count, directions), [[1.0]])
+    outside = int(((seen.mean - 0.3).abs() > seen.allowance())[:, :-1].sum())
     stated = 2 * stats.t.sf(STANDARD_ERRORS, count - 1)
     assert at_most(outside, directions, stated)
     assert outside >= directions * stated - SURE * math.sqrt(directions * stated), "and as often"
 
 
+@pytest.mark.parametrize("name", ["equal", "one class", "uneven"])
+@pytest.mark.parametrize("each", [2, 5])
+def test_the_mean_of_a_worker_whose_mix_is_known_lies_outside_as_rarely_as_stated(name, each):
+    """The classes' variances are pooled at least: Student's distribution with one degree less for each class."""
+    directions, classes = 20_000, 4
+    centers = torch.tensor([0.3, -0.2, 0.5, 0.0])
+    mix = torch.tensor(MIXES[name])
+    seen = moments_of(centers.repeat_interleave(each)[:, None] + normal(classes * each, directions), [MIXES[name]])
+    off = (seen.mean - float(mix @ centers)).abs()[0, :-1]
+    stated = 2 * stats.t.sf(STANDARD_ERRORS, classes * (each - 1))
+    assert at_most(int((off > seen.allowance()[0, :-1]).sum()), directions, stated)
+    narrow = int((off > seen.allowance()[0, :-1] / 4).sum())
+    assert not at_most(narrow, directions, stated), "a fourth of the room would not do"
+
+
+@pytest.mark.parametrize("name", [None, "equal", "one class"])
 @pytest.mark.parametrize("signal", [0.0, 0.1, 0.3, 1.0, 3.0])
-def test_the_workers_mean_lies_outside_what_the_gradient_tells_as_rarely_as_stated(signal):
-    """Not even the room for noise and for uneven data is needed, except that it covers what the estimates lack."""
-    trials, count, d = 1000, 20, 30
-    examples = functional.normalize(normal(trials, count, d, name=f"examples {signal}"), dim=2)
-    examples[:, :, 0] += signal
+def test_the_workers_mean_lies_outside_what_the_gradient_tells_as_rarely_as_stated(signal, name):
+    """Where classes are not known, for equal mixes, and for a worker of one class that is known.
+
+    The room for uneven data is needed no further than to cover what the estimates lack.
+    """
+    trials, each, classes, d = 600, 5, 4, 30
+    mix = torch.tensor([[1.0] if name is None else MIXES[name]])
+    examples = functional.normalize(normal(trials, classes * each, d, name=f"examples {signal}"), dim=2)
+    centers = torch.zeros(classes, d)
+    centers[:, 0] = signal
+    if name is not None:
+        centers[torch.arange(classes), 1 + torch.arange(classes)] = 0.5
+    truth = mix[0] @ centers if name else centers[0]
     outside = 0
-    for own in examples:
-        gradient = own.mean(0)
-        unit = gradient / gradient.norm()
-        low, high = along_gradient(ExampleMoments.of(own @ unit[:, None], torch.tensor(0.0), 16), count, 0.0)
-        outside += not float(low) <= signal * float(unit[0]) <= float(high)
-    assert at_most(outside, trials, 2 * stats.t.sf(STANDARD_ERRORS, count - 1))
+    for own in examples + centers.repeat_interleave(each, 0):
+        length = own.mean(0).norm()
+        unit = own.mean(0) / length
+        along = torch.zeros(len(own), COMMON)
+        along[:, 0] = own @ unit
+        apart = mix @ ClassMeans.of(own, mix.shape[1]).gram.mean(1) / length
+        low, high = interval(along, along[:, :1], mix, apart=apart, lengths=length.expand(COMMON))
+        outside += not float(low[0, 0]) <= float(truth @ unit) <= float(high[0, 0])
+    assert at_most(outside, trials, 2 * stats.t.sf(STANDARD_ERRORS, classes * (each - 1)))
 
 
-def test_the_deviation_is_that_of_poisson_batches_and_noise():
+@pytest.mark.parametrize("size", [1.0, 2.5])
+def test_the_deviation_is_that_of_poisson_batches_and_noise(size):
+    """size: the expected batch over the public one."""
     batch, s, draws = 4, 0.2, 40_000
     examples = np.random.default_rng(1).normal(0.4, 0.7, 50)
     rng = np.random.default_rng(2)
-    drawn = rng.random((draws, 50)) < batch / 50
-    poisson = rng.poisson(batch / 50, (draws, 50))
-    deviation = ExampleMoments.of(torch.tensor(examples)[:, None], torch.tensor(s * s), batch).variance.sqrt()
+    drawn = rng.random((draws, 50)) < size * batch / 50
+    poisson = rng.poisson(size * batch / 50, (draws, 50))
+    found = moments_of(torch.tensor(examples)[:, None], [[size]], s * s, batch)
+    deviation = float(found.variance[0, 0].sqrt())
     noise = s * rng.standard_normal(draws)
     by_poisson, by_coins = (np.std(counts @ examples / batch + noise) for counts in (poisson, drawn))
-    assert float(deviation) == pytest.approx(by_poisson, rel=SURE / math.sqrt(2 * draws))
-    assert by_coins <= float(deviation) * (1 + SURE / math.sqrt(2 * draws)), "drawn without repetition, it is less"
+    assert deviation == pytest.approx(by_poisson, rel=SURE / math.sqrt(2 * draws))
+    assert by_coins <= deviation * (1 + SURE / math.sqrt(2 * draws)), "drawn without repetition, it is less"
+    mean_batch = (poisson @ examples / batch).mean()
+    assert float(found.mean[0, 0]) == pytest.approx(mean_batch, abs=SURE * deviation / math.sqrt(draws))
 
 
-def agreement_by_loops(own: torch.Tensor, labels: list[int] | None) -> tuple[float, float]:
-    """(how far along the mean a fresh example is expected, its standard error)"""
-    rows = own.double()
-    center = rows.mean(0)
-    length = float(center.norm())
-    within, between = [], []
-    for i in range(len(rows)):
-        for j in range(len(rows)):
-            if i != j:
-                alike = labels is not None and labels[i] == labels[j]
-                (within if alike else between).append(float(rows[i] @ rows[j]))
-    fresh = mean(between)
-    if labels is not None:
-        fresh += (mean(within) - fresh) / len(set(labels))
-    error = moments([float(row @ center) / length for row in rows])[1] / math.sqrt(len(rows))
-    return fresh / length, error
+# --- agreement -------------------------------------------------------------------------------------------------------
+
+
+def mixture_of(own: torch.Tensor, mix: torch.Tensor, uploads: torch.Tensor | None = None) -> Mixture:
+    """What agreement needs of a mixture, and nothing else."""
+    classes = ClassMeans.of(own, mix.shape[1])
+    along = None if uploads is None else uploads @ classes.means.T
+    return Mixture(mix, classes, along, mix.sum(1), None, None, None, None)
+
+
+def fresh_by_loops(own: torch.Tensor, mix: list[float]) -> float:
+    """The square of the length of the mixed mean, from the inner products of pairs of different examples."""
+    rows, strata = own.double(), len(mix)
+    each = len(rows) // strata
+    total = 0.0
+    for c, b in np.ndindex(strata, strata):
+        pairs = [
+            float(rows[i] @ rows[j])
+            for i in range(c * each, (c + 1) * each)
+            for j in range(b * each, (b + 1) * each)
+            if i != j
+        ]
+        # An example alone meets only itself, and counts by half.
+        total += mix[c] * mix[b] * (mean(pairs) if pairs else float(rows[c].square().sum()) / 2)
+    return total
+
+
+def along_mix(own: torch.Tensor, mix: list[float]) -> torch.Tensor:
+    """(d,) the mixed mean."""
+    each = len(own) // len(mix)
+    return sum(share * own[c * each : (c + 1) * each].double().mean(0) for c, share in enumerate(mix))
 
 
 def expected_agreement(own: torch.Tensor, strata: int) -> float:
-    """With the length of the mean and the spread along it by a loop."""
-    rows = own.double()
-    length = float(rows.mean(0).norm())
-    spread = moments([float(row @ rows.mean(0)) / max(length, 1e-30) for row in rows])[1]
-    return float(agreement_of_examples(own, torch.tensor(length), torch.tensor(spread), strata))
+    """() how far along the server's gradient a worker with equal shares should lie, by loops over pairs."""
+    center = along_mix(own, [1 / strata] * strata)
+    length = max(float(center.norm()), 1e-15)
+    error = error_by_loops((own.double() @ center / length)[:, None], strata)[0]
+    fresh = fresh_by_loops(own, [1 / strata] * strata) / length
+    return fresh if fresh > math.sqrt(error) else 0.0
 
 
-@pytest.mark.parametrize("strata", [1, 2, 4])
+def promised(own: torch.Tensor, strata: int) -> float:
+    """() what the code says of it."""
+    unit = functional.normalize(own.mean(0), dim=0)
+    mix = torch.full((1, strata), 1 / strata)
+    error = moments_of((own @ unit)[:, None], mix.tolist()).error[:, 0]
+    return float(promised_by(mixture_of(own, mix), error))
+
+
+@pytest.mark.parametrize("strata", [1, 2, 4, 12])
 def test_the_agreement_of_examples_by_loops_over_pairs(strata):
     """What is not above its standard error is 0: of the weaker and weaker signals here, some are."""
     classes = torch.arange(12) // (12 // strata)
-    above = []
     noise = 0.5 * normal(12, 40) / 40**0.5
+    found = []
     for signal in (0.2, 0.1, 0.05, 0.02, 0.01, 0.003):
-        own = noise - noise.mean(0) + signal * (1 + normal(4, 40, name="classes")[classes] / 3)
-        fresh, error = agreement_by_loops(own, None if strata == 1 else classes.tolist())
-        above.append(fresh > error)
-        assert expected_agreement(own, strata) == pytest.approx(fresh if above[-1] else 0.0, rel=1e-4)
-    assert above[0]
-    assert not above[-1]
+        own = noise - noise.mean(0) + signal * (1 + normal(12, 40, name="classes")[classes] / 3)
+        found.append(expected_agreement(own, strata))
+        assert promised(own, strata) == pytest.approx(found[-1], rel=1e-3)
+    assert found[0] > 0
+    assert found[-1] == 0.0
+
+
+@pytest.mark.parametrize("strata", [1, 4])
+def test_where_each_upload_lies_along_what_its_mix_says_by_loops(strata):
+    own = 0.3 * normal(12, 40) / 40**0.5 + 0.3 * normal(4, 40, name="centers").repeat_interleave(3, 0) / 40**0.5
+    mix = [[1.0]] * 4 if strata == 1 else list(MIXES.values())
+    uploads = normal(4, 40, name="uploads")
+    found, should = agreement_of(mixture_of(own, torch.tensor(mix), uploads), torch.zeros(4))
+    for i, shares in enumerate(mix):
+        center = along_mix(own, shares)
+        length = float(center.norm())
+        assert float(found[i]) == pytest.approx(float(uploads[i].double() @ center) / length, abs=1e-5)
+        assert float(should[i]) == pytest.approx(max(0.0, fresh_by_loops(own, shares) / length), abs=1e-5)
+    assert float(should.max()) > 0
+    error = (should * torch.tensor([0.99, 1.01, 0.99, 1.01])).square()
+    kept = agreement_of(mixture_of(own, torch.tensor(mix), uploads), error)[1]
+    assert kept.tolist() == [pytest.approx(float(should[i])) if i % 2 == 0 else 0.0 for i in range(4)]
 
 
 def test_nothing_is_expected_where_examples_do_not_agree():
     signs = torch.ones(20, 1)
     signs[::2] = -1
-    assert expected_agreement(signs * normal(1, 50), 1) == 0.0
-    assert expected_agreement(torch.zeros(20, 50), 10) == 0.0
-
-
-def test_one_example_of_each_class_says_nothing_of_what_a_class_shares():
-    """It counts as nothing, which is on the safe side: fresh examples of a class agree with it more than others do."""
-    own = 0.5 * normal(12, 40) / 40**0.5 + 0.05
-    fresh, error = agreement_by_loops(own, None)
-    assert fresh * 11 / 12 > error
-    assert expected_agreement(own, 12) == pytest.approx(fresh * 11 / 12, rel=1e-4)
+    assert promised(signs * normal(1, 50), 1) == 0.0
+    assert promised(torch.zeros(20, 50), 10) == 0.0
+    for strata in (1, 10):
+        mix = torch.full((1, strata), 1 / strata)
+        parts = agreement_of(mixture_of(torch.zeros(20, 50), mix, normal(1, 50)), torch.zeros(1))
+        assert [part.tolist() for part in parts] == [[0.0], [0.0]]
 
 
 def test_the_expected_agreement_is_what_fresh_examples_have():
-    """Classes with means of their own, two server examples of each: taken for mixed ones, too little."""
+    """Classes with means of their own, two server examples of each: taken for mixed ones, too little.
+
+    So it is for a worker of one class along what its mix says.
+    """
     classes, each, d, trials = 10, 2, 60, 400
     centers = 0.1 + 0.5 * normal(classes, d, name="centers") / d**0.5
     labels = torch.arange(classes).repeat_interleave(each)
-    told, untold, had = [], [], []
+    one = functional.one_hot(torch.tensor([3]), classes).float()
+    told, untold, had, of_one, had_by_one = [], [], [], [], []
     for seed in range(trials):
         own = centers[labels] + 0.5 * normal(len(labels), d, seed=seed) / d**0.5
         unit = functional.normalize(own.mean(0), dim=0)
-        told.append(expected_agreement(own, classes))
-        untold.append(expected_agreement(own, 1))
+        told.append(promised(own, classes))
+        untold.append(promised(own, 1))
         had.append(float(centers.mean(0) @ unit))  # of any fresh example, in the mean
-    off = [one - other for one, other in zip(told, had, strict=True)]
-    margin = SURE * np.std(off) / math.sqrt(trials)
-    assert min(told) > 0
-    assert abs(mean(off)) <= margin
+        of_one.append(float(agreement_of(mixture_of(own, one, own[:1]), torch.zeros(1))[1]))
+        had_by_one.append(float(centers[3] @ functional.normalize(own[6:8].mean(0), dim=0)))
+    for ours, theirs in ((told, had), (of_one, had_by_one)):
+        off = [each - other for each, other in zip(ours, theirs, strict=True)]
+        assert min(ours) > 0
+        assert abs(mean(off)) <= SURE * np.std(off) / math.sqrt(trials)
+    margin = SURE * np.std(np.subtract(told, had)) / math.sqrt(trials)
     assert mean(untold) < mean(had) - margin
 
 

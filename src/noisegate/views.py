@@ -127,6 +127,7 @@ class ServerView:
     expected: (n,) how many examples each worker's upload is expected to be made of, over `batch`: its claimed size over
         the declared one, at most `protocol.claims.MOST_CLAIMED`. A claim is public and unchecked. None means 1 for all.
     momentum: the share of its own last upload that an honest worker mixes into every example.
+    declared: the public number of examples that a worker is taken to hold.
     """
 
     uploads: Tensor
@@ -146,6 +147,7 @@ class ServerView:
     missing: Tensor | None = None
     expected: Tensor | None = None
     momentum: float = 0.0
+    declared: int = 1000
 
     def mark_absent(self, reason: Tensor) -> Tensor:
         """`reason` (n,), in which malformed and missing uploads are now called so. It is written to."""

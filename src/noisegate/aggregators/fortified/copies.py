@@ -41,24 +41,29 @@ MOST_WORKERS = 2**24
 
 
 def largest_product(
-    noise_std: float, longest: float, signal: Tensor, chance: float, peers: int, expected: Tensor | None = None
+    noise_std: float,
+    longest: float | Tensor,
+    signal: Tensor,
+    chance: float,
+    peers: int,
+    expected: Tensor | None = None,
 ) -> Tensor:
     """() what the inner products of an honest upload with all its honest peers stay below, but for this chance.
 
     expected: (n,) what uploads are expected to be made of, over the public batch; then there is one bound for each.
 
-    longest: the length of the longest upload that counts. signal: () the largest inner product of two honest signals;
+    longest: the length of the longest upload that counts; or (n,), by the size of the worker. signal: () the largest inner product of two honest signals;
     its root bounds the length of one.
     Given one upload u, the noise of the other adds a normal variable of standard deviation s |u|; the signal of the
     other, in its product with the noise in u, adds one of at most s times that signal's length.
     """
     width = noise_std * _deviations(chance / (4 * max(1, peers)))
-    bound = signal + width * (longest + signal.sqrt())
     if expected is None:
-        return bound
-    # A signal is as much longer as its batch is larger. Of two uploads the product of the lengths is at most the mean
-    # of their squares, and who sends less than others is given what others are.
-    return bound + signal * (expected.square() - 1).clamp(min=0.0)
+        return signal + width * (longest + signal.sqrt())
+    # A signal is as much longer as its batch is larger. Of two uploads, what the mean of both allows is at least what
+    # the shorter one needs; and who sends less than others is given what others are.
+    more = expected.clamp(min=1.0)
+    return signal * more.square() + width * (longest + signal.sqrt() * more)
 
 
 @functools.lru_cache(maxsize=64)

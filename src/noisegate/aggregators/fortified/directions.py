@@ -73,7 +73,8 @@ class OwnProjections(NamedTuple):
 
     of_uploads, lengths: (n,) how far each upload lies along its worker's own average, and the length of that average.
     of_examples: (A, n) the server's examples along each. own_averages, main_difference, label_difference: as in
-    `FortifiedState`. label_loads: (n,) how far the own averages lie along the label direction, in their unit.
+    `FortifiedState`. label_loads: (n,) how far the own averages lie along the label direction; label_shares: (n,) of
+    each in the label difference; products: (n,) the inner products of the uploads with them. All are in their unit.
     """
 
     of_uploads: Tensor
@@ -83,6 +84,8 @@ class OwnProjections(NamedTuple):
     main_difference: Tensor
     label_difference: Tensor
     label_loads: Tensor
+    label_shares: Tensor
+    products: Tensor
 
     @classmethod
     def of(
@@ -125,14 +128,16 @@ class OwnProjections(NamedTuple):
         load, many = loads[:2].sum(1)
         difference = torch.addcmul(sums[:1], sums[1:2], load / many.clamp(min=1.0), value=-1.0)
         difference = functional.normalize(difference, eps=TINY)
-        of_labels = functional.normalize(sums[2:], eps=TINY)
+        length = torch.linalg.vector_norm(sums[2]).clamp(min=TINY)
         return cls(
             of_uploads=of_uploads / lengths,
             lengths=lengths * unit,
             of_examples=of_examples / lengths,
             own_averages=averages,
             main_difference=difference,
-            label_difference=of_labels,
+            label_difference=sums[2:] / length,
+            label_shares=loads[2] / length,
+            products=of_uploads,
             label_loads=label_loads,
         )
 
@@ -144,8 +149,9 @@ class Projections(NamedTuple):
     along_gradient: (n,) where the mix of each worker puts it along the server's gradient, if no example meets itself.
     lengths: (COMMON,) of the directions before they became unit vectors. own_lengths: (n,) of the own averages.
     along_labels: (n,) the uploads along the label difference, and labels_of_examples: (A,) the server's examples.
+    examples_along: (A,) these along the label direction, times its length.
     label_direction: as in `FortifiedState`, after the round; turned: () the cosine of the angle that it turned by.
-    momentum: what momentum may add. own_averages, main_difference, label_difference, label_loads: as in
+    momentum: what momentum may add. own_averages, main_difference, label_difference, label_loads, label_shares: as in
     `OwnProjections`.
     """
 
@@ -157,10 +163,12 @@ class Projections(NamedTuple):
     momentum: MomentumTerm
     along_labels: Tensor
     labels_of_examples: Tensor
+    examples_along: Tensor
     label_direction: Tensor
     turned: Tensor
     label_difference: Tensor
     label_loads: Tensor
+    label_shares: Tensor
     own_averages: Tensor
     main_difference: Tensor
 
@@ -199,12 +207,15 @@ class Projections(NamedTuple):
             lengths=lengths,
             own_lengths=own.lengths,
             momentum=momentum,
-            along_labels=along[:, COMMON],
+            # Without the worker's own part in the label difference: its examples are in both, however honest it is.
+            along_labels=along[:, COMMON] - state.label_shares * own.products,
             labels_of_examples=of_examples[:, COMMON],
+            examples_along=contributions @ state.label_direction[0],
             label_direction=moved,
             turned=functional.cosine_similarity(state.label_direction, moved, eps=TINY)[0],
             label_difference=own.label_difference,
             label_loads=own.label_loads,
+            label_shares=own.label_shares,
             own_averages=own.own_averages,
             main_difference=own.main_difference,
         )

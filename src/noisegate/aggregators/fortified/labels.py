@@ -13,10 +13,14 @@ known far better than where their uploads lie along D. So where they lie is
 
     y = M c + b x,
 
-with M the mixes and x the loads; c and b are fitted. Of two groups the one that lies further off the server's examples,
-for the error that the examples of its classes have, is the one to doubt.
+with M the mixes and x the loads; c and b are fitted, and are as uncertain as noise makes them. Of two groups the one
+that lies further off the server's examples, for the error that the examples of its classes have, is the one to doubt.
+
+What a worker's own examples have in common, which is their chance as a sample, is in its own average and in its upload.
+So its upload is measured without its own part in D.
 """
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -39,9 +43,6 @@ MIX_ERROR = 0.25
 
 WIDTH = 2.0
 """How far apart chance may put two honest workers, in standard deviations of a load."""
-
-SKEW = 0.03
-"""How far a worker's own mean may lie off, in standard deviations of the examples: as in a sample of a thousand."""
 
 SHARPER = 2.0
 """What a doubt is multiplied by. Where two groups contradict each other, half of each serves nobody."""
@@ -76,7 +77,8 @@ class Loads(NamedTuple):
     ) -> "Loads":
         """unit: that own averages are measured in. usual: (n,) who takes part."""
         mix, direction = mixture.mix, state.label_direction[0]
-        of_classes = mixture.classes.means @ direction / unit
+        groups = projections.examples_along.view(mix.shape[1], -1) / unit
+        of_classes = groups.mean(1)
         begun = state.bias_correction  # own averages begin at zero
         own = mix * usual[:, None]
         explained = mix @ regular_inverse(own.T @ own, UNSURE**2 * usual.sum().clamp(min=1)) @ own.T
@@ -84,16 +86,16 @@ class Loads(NamedTuple):
         x = (x - explained @ x) * usual
         noise = direction.square().sum() * (view.noise_std / unit) ** 2 * (begun * (2 - begun))
         noise = noise * (OWN_SPEED / (2 - OWN_SPEED))
-        noise = noise + MIX_ERROR**2 * _unevenness(mix) * of_classes.var(correction=0) * begun.square()
-        return cls(x, noise, explained)
+        unsure = MIX_ERROR**2 * _unevenness(mix) * of_classes.var(correction=0) + _sampled(view, mixture, groups)
+        return cls(x, noise + unsure * begun.square(), explained)
 
 
 class LabelDoubt(NamedTuple):
-    """doubt, places: (n,), and started: (), as in the state, after the round."""
+    """doubt, places: (n,), and memory: (2,), as in the state, after the round."""
 
     doubt: Tensor
     places: Tensor
-    started: Tensor
+    memory: Tensor
 
     @classmethod
     def of(
@@ -114,30 +116,45 @@ class LabelDoubt(NamedTuple):
         kept = (1 - PLACE_SPEED) * projections.turned.clamp(min=0.0)
         places = kept * state.places + PLACE_SPEED * (projections.along_labels - mix @ means)
         places = torch.where(counts, places, state.places)
-        started = kept * state.started + PLACE_SPEED
-
+        memory = torch.stack([kept, kept.square()]) * state.memory + _speeds(places.dtype, places.device)
+        started, squares = memory.unbind()
+        # What noise and batches leave in a place; then in what is fitted to all of them.
+        chance = squares * (view.noise_std**2 + groups.square().mean() / view.batch)
         x = loads.x * passed
-        slope = (x @ places) / x.square().sum().clamp(min=TINY)
+        power = x.square().sum().clamp(min=TINY)
+        fitted = chance * (loads.explained.diagonal() + x.square() / power)
+
+        slope = (x @ places) / power
         found = loads.explained @ ((places - slope * x) * passed) + slope * loads.x
 
-        squares = mix.square()
-        error = squares @ (_within(groups) / groups.shape[1])
-        error = error + SKEW**2 * groups.var(correction=0) * squares.sum(1) * mix.shape[1]
-        error = error + MIX_ERROR**2 * _unevenness(mix) * means.var(correction=0)
+        error = mix.square() @ (_within(groups) / groups.shape[1])
+        error = error + _sampled(view, mixture, groups) + MIX_ERROR**2 * _unevenness(mix) * means.var(correction=0)
         noise = slope.square() * loads.noise
-        alone = found.square() / (2 * (error * started.square() + noise)).clamp(min=LEAST_LENGTH)
-        apart = slope * (loads.x[:, None] - loads.x)
-        chance = (2 * WIDTH**2 * noise).clamp(min=LEAST_LENGTH**2)[:, None]
-        near = torch.where(passed, alone + apart.square() / chance, torch.inf).amin(1)
+        alone = found.square() / (2 * (error * started.square() + noise + fitted)).clamp(min=LEAST_LENGTH)
+        apart = (loads.x[:, None] - loads.x).square()
+        unsure = 2 * WIDTH**2 * (noise[:, None] + apart * (chance / power))
+        steps = slope.square() * apart / unsure.clamp(min=LEAST_LENGTH**2)
+        near = torch.where(passed, alone + steps, torch.inf).amin(1)
         doubt = torch.minimum(alone, near)
         doubt = SHARPER * (doubt - _none(doubt, mixture.expected, passed, view)).clamp(min=0.0)
         doubt = torch.where(counts, torch.maximum(doubt, FADE * state.label_doubt), state.label_doubt)
-        return cls(doubt, places, started)
+        return cls(doubt, places, memory)
+
+
+@functools.lru_cache(maxsize=8)
+def _speeds(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The share of a round in the places, and its square."""
+    return torch.tensor([PLACE_SPEED, PLACE_SPEED**2], dtype=dtype, device=device)
 
 
 def _unevenness(mix: Tensor) -> Tensor:
     """(n,) the square of the distance of each mix from equal shares."""
     return (mix - mix.mean(1, keepdim=True)).square().sum(1)
+
+
+def _sampled(view: ServerView, mixture: Mixture, groups: Tensor) -> Tensor:
+    """(n,) the variance of a worker's mean upload that its own examples leave, as a sample of so many."""
+    return mixture.expected * (_within(groups).mean() / view.declared)
 
 
 def _within(groups: Tensor) -> Tensor:

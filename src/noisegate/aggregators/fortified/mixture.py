@@ -33,7 +33,7 @@ USUAL_MIX = 0.3
 TILTS, MOST_TILT = 3, 3.0
 """Steps of proportional fitting in a round, and by how much they change a weight at most."""
 
-INVERSIONS = 14
+INVERSIONS = 20
 """Newton-Schulz steps: enough for the ratios of eigenvalues that occur."""
 
 CERTAIN = 2.0

@@ -11,7 +11,10 @@ STANDARD_ERRORS = 3.0
 It lies beyond with a probability of 1 in 740 on either side, or 1 in 270 if the error is estimated from 20 examples."""
 
 MIX_ERROR = 2.0
-"""How far a worker's mix is known to be off, as a share of how far it is from equal shares."""
+"""How far a worker's mix is taken to be off, as a share of how far it is from equal shares, before it is refused for it.
+
+A mix that was learned is off by a quarter of that distance at most, where it was measured; evidence adds up over all
+rounds, and must not add up a wrong mix."""
 
 LEAST_LENGTH = 1e-15
 """The length that stands in for a length of zero; its square is not zero in single precision either."""
@@ -64,7 +67,7 @@ class ExampleMoments(NamedTuple):
 def _by_class(along: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """(C, K) each: the means of the (A, K) examples of each class, the variance of that mean, and their mean squares.
 
-    The variance within a class, from so few, is the mean of its own and of that of all classes. Where there is one
+    The variance within a class, from so few, is the larger of its own and of the mean of all classes. Where there is one
     example of each class, the variance of all examples stands in for it, which is no smaller.
     """
     each = len(along) // classes

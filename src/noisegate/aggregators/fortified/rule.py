@@ -106,7 +106,7 @@ class Fortified(Aggregator):
 
         # 5. Compare the uploads with one another.
         signal = projections.momentum.signal
-        product_limit = largest_product(view.noise_std, longest, signal, chance, min(n, GROUP) - 1, view.expected)
+        product_limit = largest_product(view.noise_std, lengths, signal, chance, min(n, GROUP) - 1, view.expected)
         given = (view.uploads, candidates, product_limit, longest, standing.score, view.ties)
         copies, repeats = find_copies(*given)
         passed = candidates ^ copies  # which are among the candidates
@@ -153,7 +153,7 @@ class Judged(NamedTuple):
             bias_correction=unless_missing(view, corrected, known.bias_correction),
             offsets=self.standing.offsets,
             places=self.labels.places,
-            started=self.labels.started,
+            memory=self.labels.memory,
             label_doubt=self.labels.doubt,
             update_averages=moved_averages(known),
             last_update=update,
@@ -163,6 +163,7 @@ class Judged(NamedTuple):
             label_direction=self.projections.label_direction,
             label_difference=self.projections.label_difference,
             label_loads=self.loads.x,
+            label_shares=self.projections.label_shares,
             gram=self.mixture.gram,
             products=self.mixture.products,
             mix=self.mixture.mix_after,

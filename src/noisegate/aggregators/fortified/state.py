@@ -42,15 +42,17 @@ class FortifiedState(NamedTuple):
     offsets: (n, COMMON - 1) the moving averages of how far each worker lies off the server's examples along the common
         directions but the first.
     places: (n,) the moving averages of how far each worker lies off what its mix says along the label difference. They
-        begin at 0. started: () what a moving average of ones would be by now. label_doubt: (n,) what `labels` doubts.
+        begin at 0. memory: (2,) the sums of the shares of all rounds in them, and of their squares. label_doubt: (n,)
+        what `labels` doubts.
     update_averages: (UPDATE_SPEEDS, d) the moving averages of the updates up to the last but one.
     last_update: (d,) the last update.
     largest_weights: (2,) the largest weight of an upload in the last update and in the one before.
     own_averages: (n, d) the moving average of each worker's uploads, without the last one received, in units of about
         the noise. Half precision is more than enough for something that is mostly noise.
     main_difference: (1, d) the first principal component of the own averages of those who are not suspected, as far as
-        power iteration has found it. label_direction: (1, d) that within the span of false labels. label_loads: (n,) the
-        loads along it, and label_difference: (1, d) what the own averages make of them, as `labels` explains it.
+        power iteration has found it. label_direction: (1, d) that within the span of false labels. label_loads: (n,)
+        the loads along it, and label_difference: (1, d) what the own averages make of them, as `labels` explains it;
+        label_shares: (n,) of each own average in it.
     gram: (C, C) the moving average of the inner products of class means, and products: (n, C) that of each worker's
         uploads with them. mix: (n, C) the class mix that is fitted to both. seen: (n,) the rounds in it.
     promised: () the moving average of what `agreement` should be for an honest worker with equal shares of the classes.
@@ -68,7 +70,7 @@ class FortifiedState(NamedTuple):
     bias_correction: Tensor
     offsets: Tensor
     places: Tensor
-    started: Tensor
+    memory: Tensor
     label_doubt: Tensor
     update_averages: Tensor
     last_update: Tensor
@@ -78,6 +80,7 @@ class FortifiedState(NamedTuple):
     label_direction: Tensor
     label_difference: Tensor
     label_loads: Tensor
+    label_shares: Tensor
     gram: Tensor
     products: Tensor
     mix: Tensor
@@ -106,7 +109,7 @@ class FortifiedState(NamedTuple):
             bias_correction=new(n),
             offsets=new(n, COMMON - 1),
             places=new(n),
-            started=new(()),
+            memory=new(2),
             label_doubt=new(n),
             update_averages=new(len(UPDATE_SPEEDS), d),
             last_update=new(d),
@@ -116,6 +119,7 @@ class FortifiedState(NamedTuple):
             label_direction=new(1, d),
             label_difference=new(1, d),
             label_loads=new(n),
+            label_shares=new(n),
             gram=new(view.strata, view.strata),
             products=new(n, view.strata),
             mix=new(n, view.strata) + (1 if view.expected is None else view.expected[:, None]) / view.strata,
