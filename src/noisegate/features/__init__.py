@@ -6,7 +6,7 @@ worker holds (docs/features.md). So they are computed once, by whoever holds the
 
 from noisegate.features.checking import check_features
 from noisegate.features.embedding import TELL, Kept, cache_folder, embed
-from noisegate.features.naming import FEATURES, Features, build_features, check_request, freeze
+from noisegate.features.naming import FEATURES, Features, build_features, catalog_features, check_request, freeze
 from noisegate.features.scattering import Scattering
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Scattering",
     "build_features",
     "cache_folder",
+    "catalog_features",
     "check_features",
     "check_request",
     "embed",

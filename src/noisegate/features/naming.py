@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from noisegate import checks
-from noisegate.catalog import find, made, settle
+from noisegate.catalog import build, find, made, settle
 from noisegate.errors import SpecError
 from noisegate.features.scattering import Scattering
 
@@ -48,6 +48,21 @@ def build_features(request: str | Mapping[str, Any]) -> Features:
     if more := [key for key in settings if key != "name"]:
         raise checks.refuse(f"features.{more[0]}", settings[more[0]], f"{checks.shown(name)} takes no settings")
     return freeze(found)
+
+
+def catalog_features(request: str | Mapping[str, Any], where: str = "") -> Scattering | None:
+    """Features by their name in the catalog, for what a stranger may have written: no code is loaded. None for none.
+
+    where: the file, for messages.
+    """
+    if not request:
+        return None
+    name = request if isinstance(request, str) else request.get("name")
+    if name not in FEATURES:
+        what = f"{where}: features" if where else "features"
+        raise checks.refuse(what, name, f"must be one of {', '.join(FEATURES)}; a program may bring its own")
+    found: Scattering = build("features", request, FEATURES)
+    return found
 
 
 def _of_file(name: str) -> Any:

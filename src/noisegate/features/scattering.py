@@ -158,7 +158,8 @@ class Bank:
         product = tiles[0] * wavelets[0]
         for tile, each in zip(tiles[1:], wavelets[1:], strict=True):
             product.addcmul_(tile.expand_as(product), each.expand_as(product))
-        return torch.fft.ifft2(product).abs()
+        filtered: Tensor = torch.fft.ifft2(product).abs()
+        return filtered
 
     def average(self, maps: Tensor, j: int) -> Tensor:
         """The local average of maps at level j, on the grid of the features."""

@@ -42,7 +42,11 @@ MOST_KNOWN = 256
 
 @dataclass(frozen=True)
 class Setup:
-    """A run that is ready to start. features: what its examples were turned into; empty if nothing."""
+    """A run that is ready to start.
+
+    features: what its examples were turned into; empty if nothing. given: the workers' data set and the server's,
+    before that; aux: (A,) which examples of the latter are the server's.
+    """
 
     federation: Federation
     privacy: Privacy
@@ -51,7 +55,9 @@ class Setup:
     evaluate_every: int
     dataset: str
     model: str
-    features: str = ""
+    features: str
+    given: tuple[Dataset, Dataset]
+    aux: Tensor
 
 
 class SharedData:
@@ -120,7 +126,7 @@ def prepare(
     defaults = data.SOURCES.get(spec.dataset) if dataset is None else None
     dataset = dataset or shared.load(spec)
     source = shared.load_auxiliary(spec.auxiliary_from) if spec.auxiliary_from else dataset
-    made_of = [shared.digest(dataset), shared.digest(source)]
+    given, made_of = (dataset, source), [shared.digest(dataset), shared.digest(source)]
     if (embedding := features_of(spec, features, label)) is not None:
         keep = not spec.secret or defaults is not None  # data of the catalog are public, whatever the run is
         dataset, source = (shared.embed(each, embedding, device, keep) for each in (dataset, source))
@@ -157,7 +163,7 @@ def prepare(
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
     about = dataset.name, name, embedding.name if embedding else ""
-    return Setup(federation, promise, x_test, y_test, every, *about)
+    return Setup(federation, promise, x_test, y_test, every, *about, given, dealt.aux)
 
 
 def _model(spec: Spec, dataset: Dataset, module: nn.Module | None, usual: str, own: bool) -> tuple[str, nn.Module]:
