@@ -3,8 +3,10 @@
 import json
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +14,10 @@ from torch import nn
 
 import noisegate
 from noisegate import Compute, Dataset, Spec, SpecError, StoreError
+from noisegate.data import read_examples
+from noisegate.deploy.enroll import accept, look_at, request, sign
+from noisegate.deploy.init import make_server, make_trial
+from noisegate.deploy.invitation import Invitation
 from noisegate.features import (
     TELL,
     Kept,
@@ -23,11 +29,15 @@ from noisegate.features import (
     embed,
     freeze,
 )
+from noisegate.federation.server import Server
+from noisegate.federation.worker import Worker
+from noisegate.federation.worker_folder import WorkerFolder
 from noisegate.runs import make_spec
 from noisegate.runs.features import digest_features
 from noisegate.runs.setup import prepare
 from noisegate.runs.unbuilt import uses_plugins
 from noisegate.streams import stream
+from noisegate.vectors import FlatModel
 
 ONE = Compute(device="cpu", threads=1)
 X = torch.randn(40, 1, 6, 6, generator=torch.Generator().manual_seed(3))
@@ -461,3 +471,49 @@ def test_a_stranger_may_name_features_of_the_catalog_alone(mine):
     for request in ("mine.py:embed", "os:system", {"name": "mine.py:embed"}, {"scales": 1}):
         with pytest.raises(SpecError, match="a program may bring its own"):
             catalog_features(request)
+
+
+def test_every_worker_of_a_federation_computes_its_own(tmp_path):
+    settings = {"dataset": "digits", "workers": 2, "byzantine": 0.4, "rounds": 2, "sigma": 8.0, "sigma_base": 8.0}
+    spec = Spec(**settings, epsilon=2.0, features={"name": "scattering", "scales": 2}, aggregator="mean")
+    trial = make_trial(spec, tmp_path / "fed", 7443)
+    server = Server.of(trial.server)
+    simulated = prepare(spec, ONE)
+    assert server.settings.shape == (1, 8, 8)  # of the examples, which is what the operator brings
+    assert server.model.d == simulated.federation.d == 10 * (81 * 4 + 1)
+    assert torch.equal(server.auxiliary[0], simulated.federation.server.aux_x)
+    for name in ("w01", "w02", "w03"):
+        place = WorkerFolder.read(trial.worker(name))
+        assert read_examples(place.folder / "data.npz")[0].shape[1:] == (1, 8, 8)
+        worker = Worker.of(place)
+        assert worker.data[0].shape[1:] == (81, 2, 2)
+        assert FlatModel(worker.model).d == server.model.d
+        assert len(list((place.folder / "features").iterdir())) == 1  # read again when the worker is started again
+        assert torch.equal(Worker.of(place).data[0], worker.data[0])
+    with pytest.raises(SpecError, match="a program may bring its own"):
+        make_trial(Spec(**settings, epsilon=2.0, features="mine.py:embed"), tmp_path / "other", 7443)
+
+
+def test_a_worker_of_a_federation_loads_no_code_that_its_folder_names(tmp_path, mine):
+    (tmp_path / "worker.toml").write_text('name = "a"\nserver = "h:1"\ndata = "d.npz"\nfeatures = "mine.py:embed"\n')
+    np.savez(tmp_path / "d.npz", x=X.numpy(), y=np.zeros(len(X), dtype=int))
+    with pytest.raises(SpecError, match=r"worker\.toml: features = 'mine\.py:embed': must be one of scattering"):
+        WorkerFolder.read(tmp_path).examples()
+
+
+def test_an_invitation_names_the_features_and_the_size_of_their_model(tmp_path):
+    settings = {"dataset": "digits", "workers": 2, "rounds": 2, "declared": 400, "sigma": 8.0, "sigma_base": 8.0}
+    spec = Spec(**settings, epsilon=2.0, features="scattering")
+    make_server(spec, tmp_path / "fed", "0.0.0.0:7443", ["localhost"])
+    server, folder = tmp_path / "fed" / "server", tmp_path / "a"
+    invited = sign(server, look_at(server, request(folder, "a").path), tmp_path / "fed" / "authority")
+    assert (invited.features, invited.parameters) == ({"name": "scattering"}, 10 * (9 * 16 + 1))
+    assert Server.of(server).model.d == invited.parameters
+    path = tmp_path / "a.invitation.toml"
+    path.write_bytes(invited.to_toml())
+    assert Invitation.read(path) == invited
+    accept(folder, invited)
+    assert WorkerFolder.read(folder).features == {"name": "scattering"}
+    path.write_bytes(replace(invited, features="os:system").to_toml())
+    with pytest.raises(SpecError, match="a program may bring its own"):
+        Invitation.read(path)
