@@ -18,6 +18,7 @@ from noisegate.data import read_examples
 from noisegate.deploy.enroll import accept, look_at, request, sign
 from noisegate.deploy.init import make_server, make_trial
 from noisegate.deploy.invitation import Invitation
+from noisegate.deploy.layout import AUTHORITY
 from noisegate.features import (
     TELL,
     Kept,
@@ -299,7 +300,7 @@ def mine(tmp_path, monkeypatch) -> Path:
 def test_features_of_a_users_own_file(mine):
     assert torch.equal(build_features("mine.py:embed")(X), 2 * X.flatten(1))
     assert torch.equal(build_features({"name": f"{mine}:Scaled", "by": 3.0})(X), 3 * X.flatten(1))
-    for request, why in [
+    for asked, why in [
         ("mine.py:number", "no function"),
         ("mine.py:nobody", "no function"),
         ("there_is_none.py:embed", "cannot be loaded"),
@@ -307,7 +308,7 @@ def test_features_of_a_users_own_file(mine):
         ({"name": "mine.py:Scaled", "nothing": 2.0}, "cannot be made"),
     ]:
         with pytest.raises(SpecError, match=why):
-            build_features(request)
+            build_features(asked)
     mine.write_text("1 / 0")
     with pytest.raises(SpecError, match="ZeroDivisionError"):
         build_features("mine.py:embed")
@@ -468,9 +469,9 @@ def test_a_folder_is_of_the_features_that_it_was_made_with(tmp_path, monkeypatch
 def test_a_stranger_may_name_features_of_the_catalog_alone(mine):
     assert catalog_features("") is None
     assert catalog_features({"name": "scattering", "scales": 1}) == Scattering(scales=1)
-    for request in ("mine.py:embed", "os:system", {"name": "mine.py:embed"}, {"scales": 1}):
+    for asked in ("mine.py:embed", "os:system", {"name": "mine.py:embed"}, {"scales": 1}):
         with pytest.raises(SpecError, match="a program may bring its own"):
-            catalog_features(request)
+            catalog_features(asked)
 
 
 def test_every_worker_of_a_federation_computes_its_own(tmp_path):
@@ -506,7 +507,7 @@ def test_an_invitation_names_the_features_and_the_size_of_their_model(tmp_path):
     spec = Spec(**settings, epsilon=2.0, features="scattering")
     make_server(spec, tmp_path / "fed", "0.0.0.0:7443", ["localhost"])
     server, folder = tmp_path / "fed" / "server", tmp_path / "a"
-    invited = sign(server, look_at(server, request(folder, "a").path), tmp_path / "fed" / "authority")
+    invited = sign(server, look_at(server, request(folder, "a").path), tmp_path / "fed" / AUTHORITY)
     assert (invited.features, invited.parameters) == ({"name": "scattering"}, 10 * (9 * 16 + 1))
     assert Server.of(server).model.d == invited.parameters
     path = tmp_path / "a.invitation.toml"
