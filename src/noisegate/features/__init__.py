@@ -8,6 +8,7 @@ from noisegate.features.checking import check_features
 from noisegate.features.embedding import TELL, Kept, cache_folder, embed
 from noisegate.features.naming import FEATURES, Features, build_features, catalog_features, check_request, freeze
 from noisegate.features.scattering import Scattering
+from noisegate.features.texture import Texture
 
 __all__ = [
     "FEATURES",
@@ -15,6 +16,7 @@ __all__ = [
     "Features",
     "Kept",
     "Scattering",
+    "Texture",
     "build_features",
     "cache_folder",
     "catalog_features",

@@ -49,7 +49,8 @@ def embed(features: Features, x: Tensor, device: torch.device | str = "cpu", kep
     if isinstance(features, torch.nn.Module):
         features = features.to(device)
     shape = check_features(features, x[: 4 * BLOCK["cuda"]].to(device), stream(0, "features"))
-    floats = max(1, torch.Size(shape).numel())
+    work = getattr(features, "work", None)  # what is made on the way, where that is more than what is left
+    floats = max(1, torch.Size(shape).numel(), work(tuple(x.shape[1:])) if work else 0)
     block = max(1, min(BLOCK[device.type], BLOCK_FLOATS[device.type] // floats))
     if path is None:
         into = torch.empty(len(x), *shape)

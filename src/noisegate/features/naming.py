@@ -14,11 +14,12 @@ from noisegate import checks
 from noisegate.catalog import build, find, made, settle
 from noisegate.errors import SpecError
 from noisegate.features.scattering import Scattering
+from noisegate.features.texture import Texture
 
 Features = Callable[[Tensor], Tensor]
 """(B, ...) examples to (B, ...) features, each of its own example alone."""
 
-FEATURES: dict[str, Callable[..., Any]] = {"scattering": Scattering}
+FEATURES: dict[str, Callable[..., Any]] = {"scattering": Scattering, "texture": Texture}
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 

@@ -67,6 +67,14 @@ class Scattering:
         """What the features of a picture depend on beside it, as text."""
         return f"scattering {VERSION} {self.scales} {self.angles} {self.length!r}"
 
+    def work(self, shape: tuple[int, ...]) -> int:
+        """How many coefficients an example of that shape has, for those who compute many at a time."""
+        if len(shape) != 3:
+            return 1  # and it will be refused
+        scales = self.scales or usual_scales(*shape[1:])
+        cells = math.prod(math.ceil(size / 2**scales) for size in shape[1:])
+        return shape[0] * paths(scales, self.angles) * cells
+
     def __call__(self, x: Tensor) -> Tensor:
         """(B, c, h, w) -> (B, c * paths, rows, columns)."""
         if x.dim() != 4 or min(x.shape[1:]) < 1:
