@@ -56,10 +56,11 @@ def cells(path: Path) -> list[Cell]:
         for epsilon in content["epsilons"]:
             key = f"{epsilon:g}"
             common = {"dataset": name, "epsilon": epsilon, "byzantine": content["byzantine"]}
-            common |= {"sigma": data["noise"][key], "sigma_base": data["noise"]["2"]}
             common |= {"delta": data["delta"]} if "delta" in data else {}
+            with_features = common | with_noise(data.get("own_noise", data["noise"]), key) | own_settings(content, name)
+            common |= with_noise(data["noise"], key)
             plain = [make_spec(common | {"seed": seed}) for seed in content["seeds"]]
-            made = [make_spec(common | {"seed": seed, "features": content["features"]}) for seed in content["seeds"]]
+            made = [make_spec(with_features | {"seed": seed}) for seed in content["seeds"]]
             attacked = {
                 label(attack): [make_spec(one.canonical() | {"attack": attack}) for one in made]
                 for attack in content["attacks"]
@@ -70,12 +71,23 @@ def cells(path: Path) -> list[Cell]:
     return found
 
 
+def with_noise(noise: Mapping[str, float], key: str) -> dict[str, float]:
+    """The settings that say how much noise there is."""
+    return {"sigma": noise[key], "sigma_base": noise["2"]}
+
+
+def own_settings(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The features of a data set, and what else its runs with features have of their own."""
+    data = content["data"][name]
+    return {"features": data.get("features", content["features"]), **data.get("settings", {})}
+
+
 def without_privacy(path: Path) -> dict[str, list[Spec]]:
     """Features without noise, by data set: what is left to gain."""
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
         name: [
-            reference(make_spec({"dataset": name, "sigma": 0.0, "features": content["features"], "seed": seed}))
+            reference(make_spec({"dataset": name, "sigma": 0.0, "seed": seed, **own_settings(content, name)}))
             for seed in content["seeds"]
         ]
         for name in content["data"]

@@ -316,10 +316,11 @@ def test_features_of_a_users_own_file(mine):
 
 def test_a_spec_with_features_has_a_head_of_its_own():
     spec = Spec(features="scattering")
-    assert (spec.rate, spec.worker) == (2.0, {"name": "normalized", "momentum": 0.0})
+    assert (spec.rate, spec.worker) == (Spec().rate, "clipped")  # a data set's own rate comes first
     assert spec.head("mlp") == "linear"
-    assert (Spec(features="scattering", rate=0.3, worker="clipped").rate, Spec(model="linear").rate) == (0.3, 2.0)
-    assert Spec(features="scattering", model="mlp").rate == Spec().rate
+    assert Spec(dataset="fashion", features="scattering").rate == Spec(dataset="fashion", model="linear").rate == 0.5
+    assert Spec(dataset="fashion", features="scattering", rate=0.3, worker="normalized").rate == 0.3
+    assert Spec(dataset="fashion", features="scattering", model="mlp").rate == Spec(dataset="fashion").rate
     assert Spec(features="scattering", aggregator="guerraoui").worker == Spec(aggregator="guerraoui").worker
 
 

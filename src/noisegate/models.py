@@ -89,7 +89,7 @@ MODELS: dict[str, Builder] = {"mlp": mlp, "cnn": cnn, "residual": residual, "lin
 FROM_ZEROS = frozenset({"linear"})
 """The models whose first weights are zeros. Its loss is convex, so it needs no random ones."""
 
-USUAL: dict[str, dict[str, Any]] = {"linear": {"rate": 2.0, "worker": {"name": "normalized", "momentum": 0.0}}}
+USUAL: dict[str, dict[str, Any]] = {"linear": {"rate": 0.5, "worker": "clipped"}}
 """The settings of a run that a model goes with, where the user gives none."""
 
 

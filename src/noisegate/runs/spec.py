@@ -97,7 +97,7 @@ class Spec:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
         self._settle_batch()
-        usual = DEFAULTS | usual_of(self.dataset) | usual_with(self.head()) | partner_of(self.aggregator)
+        usual = DEFAULTS | usual_with(self.head()) | usual_of(self.dataset) | partner_of(self.aggregator)
         for name in DEFAULTS:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, usual[name])
