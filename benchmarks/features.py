@@ -57,8 +57,8 @@ def cells(path: Path) -> list[Cell]:
             key = f"{epsilon:g}"
             common = {"dataset": name, "epsilon": epsilon, "byzantine": content["byzantine"]}
             common |= {"delta": data["delta"]} if "delta" in data else {}
-            with_features = common | with_noise(data.get("own_noise", data["noise"]), key) | own_settings(content, name)
-            common |= with_noise(data["noise"], key)
+            common |= {"sigma": data["noise"][key], "sigma_base": data["noise"]["2"]}
+            with_features = common | {"features": features_of(content, name)} | data.get("settings", {}).get(key, {})
             plain = [make_spec(common | {"seed": seed}) for seed in content["seeds"]]
             made = [make_spec(with_features | {"seed": seed}) for seed in content["seeds"]]
             attacked = {
@@ -71,15 +71,9 @@ def cells(path: Path) -> list[Cell]:
     return found
 
 
-def with_noise(noise: Mapping[str, float], key: str) -> dict[str, float]:
-    """The settings that say how much noise there is."""
-    return {"sigma": noise[key], "sigma_base": noise["2"]}
-
-
-def own_settings(content: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The features of a data set, and what else its runs with features have of their own."""
-    data = content["data"][name]
-    return {"features": data.get("features", content["features"]), **data.get("settings", {})}
+def features_of(content: Mapping[str, Any], name: str) -> str:
+    """The features of a data set."""
+    return str(content["data"][name].get("features", content["features"]))
 
 
 def without_privacy(path: Path) -> dict[str, list[Spec]]:
@@ -87,7 +81,7 @@ def without_privacy(path: Path) -> dict[str, list[Spec]]:
     content = tomllib.loads(path.read_text(encoding="utf-8"))
     return {
         name: [
-            reference(make_spec({"dataset": name, "sigma": 0.0, "seed": seed, **own_settings(content, name)}))
+            reference(make_spec({"dataset": name, "sigma": 0.0, "seed": seed, "features": features_of(content, name)}))
             for seed in content["seeds"]
         ]
         for name in content["data"]
