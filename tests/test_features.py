@@ -519,3 +519,18 @@ def test_an_invitation_names_the_features_and_the_size_of_their_model(tmp_path):
     path.write_bytes(replace(invited, features="os:system").to_toml())
     with pytest.raises(SpecError, match="a program may bring its own"):
         Invitation.read(path)
+
+
+def test_the_command_line_takes_features_and_their_settings(cli, tmp_path):
+    common = ["run", "--rounds", "2", "--threads", "1", "--json", "--out", str(tmp_path / "run")]
+    noise = ["--sigma", "8", "--attack", "none"]
+    told = cli(*common, *noise, "--features", "scattering", "--set", "features.scales=2").json
+    assert (told["features"], told["model"], told["parameters"]) == ("scattering", "linear", 10 * (81 * 4 + 1))
+    assert told["spec"]["features"] == {"name": "scattering", "scales": 2}
+    for more, why in [
+        (["--set", "features.scales=2"], "there are none; give --features too"),
+        (["--features", "scatter"], "unknown"),
+    ]:
+        refused = cli(*common, *noise, *more)
+        assert refused.status == 2
+        assert why in refused.err

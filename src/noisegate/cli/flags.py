@@ -178,7 +178,7 @@ def _set(entry: str, gathered: dict[str, Any]) -> None:
     if not equals or not dot or part not in (*PARTS, "features"):
         known = ", ".join((*PARTS, "features"))
         raise SpecError(f"--set {entry}: must be PART.KEY=VALUE with PART one of {known}; other settings have flags")
-    now = gathered.get(part, _default(part, gathered))
+    now = gathered[part] if part in gathered else _default(part, gathered)
     if not isinstance(now, str | dict):
         raise SpecError(f"{part} = {now!r}: must be a name, or a table with name and settings")
     gathered[part] = {**({"name": now} if isinstance(now, str) else now), key: _value(value)}

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from scripts import ROOT, script
 
 SPEC, RESULTS = ROOT / "benchmarks" / "features.toml", ROOT / "benchmarks" / "features.csv"
