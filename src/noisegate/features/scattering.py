@@ -73,7 +73,7 @@ class Scattering:
             return 1  # and it will be refused
         scales = self.scales or usual_scales(*shape[1:])
         cells = math.prod(math.ceil(size / 2**scales) for size in shape[1:])
-        return shape[0] * paths(scales, self.angles) * cells
+        return int(shape[0] * paths(scales, self.angles) * cells)
 
     def __call__(self, x: Tensor) -> Tensor:
         """(B, c, h, w) -> (B, c * paths, rows, columns)."""
