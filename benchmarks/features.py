@@ -186,6 +186,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after that")
     parser.add_argument("--only", default="", help="data sets, as fashion,usps")
     parser.add_argument("--references", action="store_true", help="only the runs without attackers")
+    parser.add_argument("--own", action=argparse.BooleanOptionalAction, default=True, help="also our defaults")
     parser.add_argument("--out", type=Path, default=Path("features.csv"))
     parser.add_argument("--known", type=Path, nargs="*", default=[], help="files whose runs are not repeated either")
     parser.add_argument("--tables", type=Path, nargs="+", help="print the table of these files and stop")
@@ -207,6 +208,8 @@ def run(chosen: Any) -> None:
     """Run what is not done yet. Runs of one data set stand together, so that its features are computed once."""
     only = chosen.only.split(",") if chosen.only else None
     specs = [one for one in wanted(chosen.spec) if only is None or one.dataset in only]
+    if not chosen.own:
+        specs = [one for one in specs if one.features is not None]
     if chosen.references:
         specs = [one for one in specs if one.byzantine == 0]
     pool = Pool(Compute(device=chosen.device), chosen.jobs)
