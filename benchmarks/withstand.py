@@ -104,7 +104,11 @@ def markdown(table: Table, rows: Mapping[str, Row]) -> str:
         where += [f"from {spec.attack_start:.0%}"] if spec.attack_start else []
         where += [f"believed {spec.gamma:.0%} honest"] if spec.gamma else []
         cells.setdefault((*where, label(spec.attack)), {}).setdefault(_name(spec), []).append(spec)
-    lines = [f"### {table.title}", "", f"Asked: at most {table.asked:g} points below {_the(table.against)}{_more(table)}."]
+    lines = [
+        f"### {table.title}",
+        "",
+        f"Asked: at most {table.asked:g} points below {_the(table.against)}{_more(table)}.",
+    ]
     names = ["attack", "reference", "fortified", "below", "", "refused of 1,000 honest", "two-stage", "below"]
     names += ["lowest recall of a class", ""] if table.asked_recall is not None else []
     names += ["attack success", "", "two-stage"] if table.asked_success is not None else []
@@ -134,7 +138,9 @@ def _the(against: str) -> str:
 
 def _more(table: Table) -> str:
     asked = f", no class recalled more than {table.asked_recall:g} points below" if table.asked_recall else ""
-    return asked + (f", a trigger that works at most {table.asked_success:g} % of the time" if table.asked_success else "")
+    return asked + (
+        f", a trigger that works at most {table.asked_success:g} % of the time" if table.asked_success else ""
+    )
 
 
 def _recalls(references: Sequence[Spec], own: Sequence[Spec], rows: Mapping[str, Row], asked: float) -> list[str]:

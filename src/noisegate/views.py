@@ -119,8 +119,8 @@ class ServerView:
     largest: what one example can at most add to that sum, in L2.
     contributions: gives (2 A, d) what each of the server's own examples would on average add to it, in an honest
         worker's hands at the current model; first as they are, and then with labels that are moved by so many classes
-        as it is given, () int64. labels: how many labels there are to move them among. strata: how many classes these examples are of, if they are as many of
-        every class and one class comes after the other; else 1.
+        as it is given, () int64. labels: how many labels there are to move them among. strata: how many classes these
+        examples are of, if they are as many of every class and one class comes after the other; else 1.
     last: (n, d) what was last received from everyone; zeros before the first upload. A malformed one counts as zeros.
     missing: (n,) whose upload did not arrive in this round; None if all did. This accuses nobody: absence alone
         neither costs a worker its standing nor earns it any.

@@ -13,7 +13,7 @@ from scipy import optimize, stats
 from torch import Tensor
 
 SIZE_STEP, SIZE_STEPS = 0.5, 13
-"""Expected batches are rounded up to a multiple of this, in units of the public batch; the last step covers all more."""
+"""Expected batches, over the public one, are rounded up to a multiple of this. The last step covers what is larger."""
 
 
 def norm_interval(d: int, noise_std: float, width: float) -> tuple[float, float]:
@@ -69,4 +69,6 @@ def _longest_by_size(
     d: int, noise_std: float, batch: int, largest: float, chance: float, device: torch.device
 ) -> Tensor:
     sizes = [SIZE_STEP * (step + 1) for step in range(SIZE_STEPS)]
-    return torch.tensor([honest_lengths(d, noise_std, batch, largest, chance, size)[1] for size in sizes], device=device)
+    return torch.tensor(
+        [honest_lengths(d, noise_std, batch, largest, chance, size)[1] for size in sizes], device=device
+    )

@@ -56,7 +56,8 @@ class Server:
     @cached_property
     def labels(self) -> tuple[Tensor, Tensor]:
         """The labels that its examples have, in order, and for each example which of them is its own."""
-        return self.aux_y.unique(return_inverse=True)
+        labels, own = self.aux_y.unique(return_inverse=True)
+        return labels, own
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,8 +126,15 @@ class OwnProjections(NamedTuple):
         difference = torch.addcmul(sums[:1], sums[1:2], load / many.clamp(min=1.0), value=-1.0)
         difference = functional.normalize(difference, eps=TINY)
         of_labels = functional.normalize(sums[2:], eps=TINY)
-        found = of_uploads / lengths, lengths * unit, of_examples / lengths, averages, difference, of_labels
-        return cls(*found, label_loads)
+        return cls(
+            of_uploads=of_uploads / lengths,
+            lengths=lengths * unit,
+            of_examples=of_examples / lengths,
+            own_averages=averages,
+            main_difference=difference,
+            label_difference=of_labels,
+            label_loads=label_loads,
+        )
 
 
 class Projections(NamedTuple):
@@ -205,4 +212,5 @@ class Projections(NamedTuple):
 
 def longest_mean(contributions: Tensor, mixture: Mixture) -> Tensor:
     """() the largest mean length of the contributions of a class: no mean of a worker's examples is longer."""
-    return torch.linalg.vector_norm(contributions, dim=1).view(mixture.mix.shape[1], -1).mean(1).amax()
+    lengths: Tensor = torch.linalg.vector_norm(contributions, dim=1)
+    return lengths.view(mixture.mix.shape[1], -1).mean(1).amax()

@@ -44,7 +44,7 @@ SKEW = 0.03
 """How far a worker's own mean may lie off, in standard deviations of the examples: as in a sample of a thousand."""
 
 SHARPER = 2.0
-"""What a doubt is multiplied by. Of two groups that contradict each other one is honest: part of both serves neither."""
+"""What a doubt is multiplied by. Where two groups contradict each other, half of each serves nobody."""
 
 FADE = 0.99
 """The share of a doubt that is left after a round in which there is less reason for it."""
@@ -54,8 +54,9 @@ LEAST_MASS = 0.5
 
 
 class Loads(NamedTuple):
-    """x: (n,) how far the own average of each worker lies along g, beyond what its mix explains. noise: (n,) the variance.
+    """x: (n,) how far the own average of each worker lies along g, beyond what its mix explains.
 
+    noise: (n,) the variance that noise, and what is not known of the mix, leave in x.
     explained: (n, n) gives of something that each worker has what mixes explain: the hat matrix of a ridge regression.
     """
 

@@ -30,10 +30,6 @@ examples of a class, the mean of a few of them is that of one or two that it doe
 USUAL_MIX = 0.3
 """The standard deviation of the share of a class, before anything is known of a worker."""
 
-OWN_ERROR = 0.3
-"""The standard error of the product of two examples of a class, as an estimate of the square of the class mean, over
-half the mean square of their distance. Two examples cannot tell it, so it was measured: 0.2 to 0.28 on Fashion-MNIST."""
-
 TILTS, MOST_TILT = 3, 3.0
 """Steps of proportional fitting in a round, and by how much they change a weight at most."""
 
@@ -51,15 +47,11 @@ class ClassMeans(NamedTuple):
     """The class means of the server's examples, for C classes.
 
     means: (C, d). gram: (C, C) estimates of the inner products of the workers' class means: where an example would meet
-    itself, it is left out. So nothing in it grows with the error of the examples. doubtful: (C, C) the variances of these
-    estimates for one mean of the workers and one of the server.
-    squares: (C, C) the mean squares of the products of one example and a class mean.
+    itself, it is left out. So nothing in it grows with the error of the examples.
     """
 
     means: Tensor
     gram: Tensor
-    doubtful: Tensor
-    squares: Tensor
 
     @classmethod
     def of(cls, contributions: Tensor, strata: int) -> "ClassMeans":
@@ -68,26 +60,17 @@ class ClassMeans(NamedTuple):
         groups = contributions.view(strata, each, -1)
         means = groups.mean(1)
         gram, own = means @ means.T, groups.square().sum((1, 2)) / each  # each example with itself
-        along = groups @ means.T
-        if each > 1:
-            diagonal = (gram.diagonal() * each - own) / (each - 1)
-            within = along.var(1) / each
-        else:  # an example alone meets only itself
-            diagonal = own / 2
-            within = gram.var(0).expand_as(gram)
-        apart = own - diagonal  # half the mean square of the distance between two examples of a class
-        own_error = (OWN_ERROR * torch.maximum(apart, apart.mean())).square() * (2 / max(each, 2))
+        # An example alone meets only itself.
+        diagonal = (gram.diagonal() * each - own) / (each - 1) if each > 1 else own / 2
         place = torch.eye(strata, dtype=torch.bool, device=gram.device)
-        gram = torch.where(place, diagonal, gram)
-        within = torch.where(place, own_error, torch.maximum(within, within.mean(0)))
-        return cls(means, gram, within, along.square().mean(1))
+        return cls(means, torch.where(place, diagonal, gram))
 
 
 class Mixture(NamedTuple):
-    """mix: (n, C) everyone's mix before the round. gram, products, mix_after: what is known after it, as in the state.
+    """mix: (n, C) everyone's mix before the round. gram, products, mix_after, seen: after it, as in the state.
 
-    classes: the class means of the round. along: (n, C) the inner products of the uploads with them. expected: (n,) what
-    each mix adds up to.
+    classes: the class means of the round. along: (n, C) the inner products of the uploads with them. expected: (n,)
+    what each mix adds up to.
     """
 
     mix: Tensor
@@ -111,9 +94,8 @@ class Mixture(NamedTuple):
         gram = torch.lerp(state.gram, classes.means @ classes.means.T, share)
         learned = torch.lerp(state.products, along, 1 / rounds.clamp(min=1.0)[:, None])
         products = torch.where(counts[:, None], learned, state.products)
-        effective = rounds.clamp(min=1.0)
         variance = view.noise_std**2 + classes.means.square().sum(1).mean() / view.batch
-        ridge = variance / (effective * USUAL_MIX**2)
+        ridge = variance / (rounds.clamp(min=1.0) * USUAL_MIX**2)
         mix = fitted(state.mix, gram, products, ridge, expected)
         mix = torch.where(counts[:, None], mix, state.mix)
         usual = typical(state.mix, state.unrefuted, expected)
@@ -123,7 +105,7 @@ class Mixture(NamedTuple):
 
 
 def typical(mix: Tensor, counts: Tensor, expected: Tensor) -> Tensor:
-    """(n, C) the mixes, such that the usual one is of equal shares: it is the server's examples that are not typical."""
+    """(n, C) the mixes, such that the usual one is of equal shares: what all share is the error of the examples."""
     equal = 1 / mix.shape[1]
     shares = mix / expected[:, None]
     usual = (shares * counts[:, None]).sum(0) / counts.sum().clamp(min=1) - equal

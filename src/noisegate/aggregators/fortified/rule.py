@@ -97,8 +97,7 @@ class Fortified(Aggregator):
         # 3. Add up over the rounds: the evidence against each worker, the trust in it, and how far off the server's
         # examples it lies where it cannot be refused for that.
         evidence_limit = math.log(2 * PROBES * len(SHIFTS) / chance)
-        given = (view, known, projections, mixture, contributions, first.passed, evidence_limit)
-        standing = WorkerStanding.of(*given)
+        standing = WorkerStanding.of(view, known, projections, mixture, contributions, first.passed, evidence_limit)
 
         # 4. Where the server's examples turn out to be unlike the workers', evidence counts for nothing.
         premise = Premise.of(view, known, projections, first.passed, standing.unrefuted)
@@ -112,7 +111,7 @@ class Fortified(Aggregator):
         copies, repeats = find_copies(*given)
         passed = candidates ^ copies  # which are among the candidates
 
-        # 6. Find what doubt is left: where workers could not be refused, and between groups that false labels tell apart.
+        # 6. Find what doubt is left: where nobody could be refused, and between groups that false labels tell apart.
         usual = (first.passed & standing.unrefuted).to(contributions.dtype)
         loads = Loads.of(view, known, mixture, projections, unit, usual)
         labels = LabelDoubt.of(view, known, mixture, projections, loads, first.passed, passed)

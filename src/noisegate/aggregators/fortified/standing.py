@@ -24,7 +24,7 @@ from noisegate.views import ServerView
 
 
 class WorkerStanding(NamedTuple):
-    """What is known of everyone after a round: evidence, trust, agreement, promised, offsets and unrefuted as in the state.
+    """What is known of everyone after a round: what the state has under the same names.
 
     candidates: (n,) who is unrefuted and passed the first tests: these may have a weight.
     score: (n,) the log-odds of being honest, without the prior ones: the trust before the round less the evidence after

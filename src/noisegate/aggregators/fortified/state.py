@@ -41,17 +41,16 @@ class FortifiedState(NamedTuple):
         `agreement` is divided by it.
     offsets: (n, COMMON - 1) the moving averages of how far each worker lies off the server's examples along the common
         directions but the first.
-    places: (n, 2) the moving averages of how far each worker lies off what its mix says, along the label direction and
-        along the label difference. They begin at 0. memory: (2,) the sums of the shares of all rounds in them, and of their
-        squares.
+    places: (n,) the moving averages of how far each worker lies off what its mix says along the label difference. They
+        begin at 0. started: () what a moving average of ones would be by now. label_doubt: (n,) what `labels` doubts.
     update_averages: (UPDATE_SPEEDS, d) the moving averages of the updates up to the last but one.
     last_update: (d,) the last update.
     largest_weights: (2,) the largest weight of an upload in the last update and in the one before.
     own_averages: (n, d) the moving average of each worker's uploads, without the last one received, in units of about
         the noise. Half precision is more than enough for something that is mostly noise.
     main_difference: (1, d) the first principal component of the own averages of those who are not suspected, as far as
-        power iteration has found it. label_direction: (1, d) that within the span of false labels, and label_difference:
-        (1, d) what the own averages make of the loads along it, as `labels` explains them. label_loads: (n,) these.
+        power iteration has found it. label_direction: (1, d) that within the span of false labels. label_loads: (n,) the
+        loads along it, and label_difference: (1, d) what the own averages make of them, as `labels` explains it.
     gram: (C, C) the moving average of the inner products of class means, and products: (n, C) that of each worker's
         uploads with them. mix: (n, C) the class mix that is fitted to both. seen: (n,) the rounds in it.
     promised: () the moving average of what `agreement` should be for an honest worker with equal shares of the classes.

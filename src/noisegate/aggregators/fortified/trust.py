@@ -52,7 +52,7 @@ def agreement_of(mixture: Mixture, error: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def promised_by(mixture: Mixture, error: Tensor) -> Tensor:
-    """() how far a worker with equal shares of the classes should agree, by the server's examples. As in `agreement_of`."""
+    """() how far a worker with equal shares of the classes should agree. error: as in `agreement_of`."""
     means, gram = mixture.classes.means, mixture.classes.gram
     found = gram.mean() / torch.linalg.vector_norm(means.mean(0)).clamp(min=LEAST_LENGTH)
     return torch.where(found > error.sqrt().amin(), found, 0.0)
