@@ -18,6 +18,7 @@ from noisegate.attacks import ATTACKS
 from noisegate.cli import app, table
 from noisegate.cli.flags import SpecFlags, takes
 from noisegate.data import SOURCES
+from noisegate.features import FEATURES
 from noisegate.models import MODELS
 from noisegate.workers import WORKERS
 
@@ -341,6 +342,7 @@ def test_what_several_commands_take_they_call_by_the_same_words():
 LISTS = {
     "datasets": SOURCES,
     "models": MODELS,
+    "features": FEATURES,
     "workers": WORKERS,
     "attacks": ATTACKS,
     "aggregators": AGGREGATORS,
@@ -360,7 +362,7 @@ def test_list_names_every_entry(cli):
 
 
 def test_list_settings_can_be_written_into_a_spec(cli):
-    for kind in ("attacks", "aggregators"):
+    for kind in ("attacks", "aggregators", "features"):
         for entry in cli("list", kind, "--json").json[kind]:
             for key, value in entry["settings"].items():
                 if value is not None:

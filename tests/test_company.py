@@ -505,7 +505,12 @@ def test_modules_that_treat_examples_alone_are_welcome(name):
     assert isinstance(sums, ClosedForm if name in CLOSED else Direct)
 
 
-SHAPES = {"mlp": ((1, 8, 8), (5,)), "cnn": ((1, 28, 28), (3, 17, 16)), "residual": ((3, 9, 9), (1, 16, 16))}
+SHAPES = {
+    "mlp": ((1, 8, 8), (5,)),
+    "cnn": ((1, 28, 28), (3, 17, 16)),
+    "residual": ((3, 9, 9), (1, 16, 16)),
+    "linear": ((9, 4, 4), (5,)),
+}
 
 
 @pytest.mark.parametrize(("name", "seed"), [*((name, 1) for name in MODELS), ("mlp", 2), ("mlp", 3), ("cnn", 2)])

@@ -22,7 +22,7 @@ FLOORS = (
         *("capacity", "chacha", "checks", "compute", "entropy", "errors", "files", "kernels", "locks", "marks"),
         *("settings", "streams", "vectors", "version"),
     ),
-    ("catalog", "data", "examples", "flips", "models", "roles", "sampling", "views"),
+    ("catalog", "data", "examples", "features", "flips", "models", "roles", "sampling", "views"),
     ("aggregators", "attacks", "privacy", "workers"),
     ("protocol",),
     ("federation", "flower", "simulate"),
@@ -44,6 +44,7 @@ SAME_LAYER = {
     "vectors": {"errors", "kernels"},
     "roles": {"views"},
     "examples": {"sampling"},
+    "features": {"catalog"},
     "flower": {"federation"},
     "audit": {"runs"},
     "deploy": {"runs"},
@@ -60,7 +61,19 @@ TWICE = {"Server", "Worker"}
 MOST_LINES, MOST_FUNCTION, MOST_PARAMETERS = 300, 60, 8
 """The longest file and the longest function of src in lines, and the longest signature outside of Triton kernels."""
 
-CORE = ("simulate", "workers", "attacks", "aggregators", "views", "sampling", "vectors", "streams", "checks", "errors")
+CORE = (
+    "features",
+    "simulate",
+    "workers",
+    "attacks",
+    "aggregators",
+    "views",
+    "sampling",
+    "vectors",
+    "streams",
+    "checks",
+    "errors",
+)
 CORE_MAY_IMPORT = set(sys.stdlib_module_names) | {"torch", "numpy", "scipy", "noisegate"}
 OPTIONAL = ("dp_accounting", "typer", "rich", "sklearn", "pooch", "plotly")
 

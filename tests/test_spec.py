@@ -45,7 +45,8 @@ options = st.fixed_dictionaries(
     {},
     optional={
         "dataset": st.one_of(st.sampled_from(["digits", "mnist"]), paths.map(lambda name: f"{name}.npz")),
-        "model": st.sampled_from(["mlp", "cnn"]),
+        "model": st.sampled_from(["mlp", "cnn", "linear"]),
+        "features": st.sampled_from(["scattering", {"name": "scattering", "scales": 3}, "texture", "mine.py:embed"]),
         "epsilon": positive,
         "delta": st.floats(1e-12, 0.999),
         "sigma": positive,
@@ -123,6 +124,7 @@ def test_a_setting_that_is_none_survives_toml():
 
 
 OTHERWISE = {
+    "features": "scattering",
     "dataset": "mnist",
     "model": "cnn",
     "epsilon": 1.0,

@@ -29,14 +29,19 @@ Table = Mapping[str, Callable[..., Any]]
 def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
     """The object that `request` (a name, or a table with `name` and settings) asks for."""
     settings = settle(what, request, table)
-    name = settings.pop("name")
-    kind = find(what, name, table)
-    for key, role in types_of(what, name, kind).items():
+    kind = find(what, settings["name"], table)
+    for key, role in types_of(what, settings["name"], kind).items():
         if key in settings and _is_role(role):
             settings[key] = build(f"{what}.{key}", settings[key], table)
+    return made(what, settings, kind)
+
+
+def made(what: str, settings: Mapping[str, Any], kind: Callable[..., Any]) -> Any:
+    """An object of that kind with the settings of a table that names it."""
+    name, given = settings["name"], {key: value for key, value in settings.items() if key != "name"}
     with _plugins(what, name, "cannot be made"):
         try:
-            return kind(**settings)
+            return kind(**given)
         except SpecError as error:
             raise SpecError(f"{what} {checks.shown(name)}: {error}") from None
         except TypeError as error:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,14 @@ def mlp(input_shape: tuple[int, ...], classes: int) -> nn.Module:
     _check_shape("mlp", input_shape, classes)
     with torch.device("meta"):
         layers = nn.Sequential(nn.Flatten(), *_head(math.prod(input_shape), classes))
+    return _zeroed(layers)
+
+
+def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """One Linear layer from zeros, on examples of any shape: what features are trained with."""
+    _check_shape("linear", input_shape, classes)
+    with torch.device("meta"):
+        layers = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(input_shape), classes))
     return _zeroed(layers)
 
 
@@ -75,14 +84,21 @@ class ResidualBlock(nn.Module):
         return pooled
 
 
-MODELS: dict[str, Builder] = {"mlp": mlp, "cnn": cnn, "residual": residual}
+MODELS: dict[str, Builder] = {"mlp": mlp, "cnn": cnn, "residual": residual, "linear": linear}
+
+FROM_ZEROS = frozenset({"linear"})
+"""The models whose first weights are zeros. Its loss is convex, so it needs no random ones."""
+
+USUAL: dict[str, dict[str, Any]] = {"linear": {"rate": 0.5, "worker": "clipped"}}
+"""The settings of a run that a model goes with, where the user gives none."""
 
 
 def build_model(name: str, input_shape: tuple[int, ...], classes: int, rng: torch.Generator) -> nn.Module:
-    """The model `name` of MODELS with weights from `rng`; the global generator is neither read nor moved."""
+    """The model `name` of MODELS with weights from `rng`, or zeros (FROM_ZEROS); the global generator is not moved."""
     checks.one_of(MODELS, model=name)
     module = MODELS[name](input_shape, classes)
-    initialize(module, rng)
+    if name not in FROM_ZEROS:
+        initialize(module, rng)
     check_module(module)
     return module
 

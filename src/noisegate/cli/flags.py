@@ -13,7 +13,7 @@ import typer
 from noisegate.errors import SpecError
 from noisegate.privacy import PAPER, Delta
 from noisegate.runs import Spec, make_spec
-from noisegate.runs.spec import BEST, PARTS, partner_of
+from noisegate.runs.spec import BEST, HEAD, PARTS, partner_of, usual_with
 from noisegate.sampling import EQUAL
 from noisegate.settings import read_settings
 
@@ -44,6 +44,10 @@ class SpecFlags:
     spec_file: SpecFile = None
     dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None
     model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None
+    features: Annotated[
+        str | None,
+        typer.Option(help="What examples are turned into first: a name of `noisegate list features`, or file.py:name."),
+    ] = None
     epsilon: Annotated[float | None, typer.Option(help="Budget of every worker over the whole run. [2]")] = None
     delta: Annotated[
         str | None,
@@ -91,7 +95,7 @@ class SpecFlags:
     seed: Annotated[int | None, typer.Option(help="Everything random follows from it. [1]")] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="PART.KEY=VALUE", help="A setting of the attack, aggregator or worker."),
+        typer.Option("--set", metavar="PART.KEY=VALUE", help="A setting of attack, aggregator, worker or features."),
     ] = None
 
     def spec(self) -> Spec:
@@ -171,19 +175,21 @@ def _set(entry: str, gathered: dict[str, Any]) -> None:
     """Add what one --set says to the settings that were gathered so far."""
     target, equals, value = entry.partition("=")
     part, dot, key = target.partition(".")
-    if not equals or not dot or part not in PARTS:
-        raise SpecError(
-            f"--set {entry}: must be PART.KEY=VALUE with PART one of {', '.join(PARTS)}; other settings have flags"
-        )
-    now = gathered.get(part, _default(part, gathered))
+    if not equals or not dot or part not in (*PARTS, "features"):
+        known = ", ".join((*PARTS, "features"))
+        raise SpecError(f"--set {entry}: must be PART.KEY=VALUE with PART one of {known}; other settings have flags")
+    now = gathered[part] if part in gathered else _default(part, gathered)
     if not isinstance(now, str | dict):
         raise SpecError(f"{part} = {now!r}: must be a name, or a table with name and settings")
     gathered[part] = {**({"name": now} if isinstance(now, str) else now), key: _value(value)}
 
 
 def _default(part: str, gathered: dict[str, Any]) -> Any:
-    """A part that was not chosen: the worker is the one that the aggregator goes with."""
-    return {**Spec().canonical(), **partner_of(gathered.get("aggregator", BEST))}[part]
+    """A part that was not chosen: the worker is the one that model and aggregator go with."""
+    if part == "features":
+        raise SpecError("--set features: there are none; give --features too")
+    head = gathered.get("model", HEAD if "features" in gathered else None)
+    return {**Spec().canonical(), **usual_with(head), **partner_of(gathered.get("aggregator", BEST))}[part]
 
 
 def _value(text: str) -> Any:

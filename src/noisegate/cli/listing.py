@@ -15,8 +15,9 @@ from noisegate.attacks import ATTACKS
 from noisegate.cli.flags import AsJson
 from noisegate.cli.terminal import Console
 from noisegate.data import SOURCES
+from noisegate.features import FEATURES
 from noisegate.models import MODELS
-from noisegate.runs.spec import DEFAULTS, usual_of
+from noisegate.runs.spec import DEFAULTS, usual_of, usual_with
 from noisegate.workers import WORKERS
 
 Entry = dict[str, Any]
@@ -38,7 +39,15 @@ def _datasets() -> list[Entry]:
 
 
 def _models() -> list[Entry]:
-    return [{"name": name, "about": _first_line(builder)} for name, builder in MODELS.items()]
+    return [
+        {"name": name, "goes_with": usual_with(name), "about": _first_line(builder)} for name, builder in MODELS.items()
+    ]
+
+
+def _features() -> list[Entry]:
+    return [
+        {"name": name, "settings": _settings(entry), "about": _first_line(entry)} for name, entry in FEATURES.items()
+    ]
 
 
 def _workers() -> list[Entry]:
@@ -75,6 +84,7 @@ def _experiments() -> list[Entry]:
 KINDS: dict[str, Callable[[], list[Entry]]] = {
     "datasets": _datasets,
     "models": _models,
+    "features": _features,
     "workers": _workers,
     "attacks": _attacks,
     "aggregators": _aggregators,

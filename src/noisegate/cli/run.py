@@ -12,6 +12,7 @@ from noisegate.cli.flags import Device, Memory, SpecFlags, Threads, takes
 from noisegate.cli.table import show_result
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
+from noisegate.features import TELL
 from noisegate.runs import Result, Spec, costs, reference, run, undefended
 from noisegate.runs.fallback import told
 from noisegate.simulate import Progress
@@ -84,4 +85,12 @@ def _watched(spec: Spec, compute: Compute, out: Path, resume: bool, console: Con
             status = f"round {progress.rounds} of {rounds}{accuracy}"
             bar.tell(status, total=rounds, completed=progress.rounds, status=status)
 
-        return run(spec, compute=compute, out=out, resume=resume, watch=watch)
+        def embedded(examples: int, of: int) -> None:
+            status = f"features of {examples:,} of {of:,} examples"
+            bar.tell(status, total=of, completed=examples, status=status)
+
+        held = TELL.set(embedded)
+        try:
+            return run(spec, compute=compute, out=out, resume=resume, watch=watch)
+        finally:
+            TELL.reset(held)

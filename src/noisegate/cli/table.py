@@ -106,7 +106,11 @@ def _counted(result: Result, reason: str) -> dict[str, int]:
 
 def _time(result: Result) -> Row:
     pace = f"{result.rounds} rounds, {result.ms_per_round:.1f} ms each"
-    return "time", f"{result.seconds:.1f} s", f"{pace}; {result.dataset}, {result.model} ({result.parameters:,})"
+    return "time", f"{result.seconds:.1f} s", f"{pace}; {result.dataset}, {_model(result)} ({result.parameters:,})"
+
+
+def _model(result: Result) -> str:
+    return f"{result.features} features, {result.model}" if result.features else result.model
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

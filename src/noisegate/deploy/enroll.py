@@ -161,6 +161,7 @@ def accept(folder: Path, invitation: Invitation) -> list[str]:
                 "data": "data.npz",
                 "model": invitation.model,
                 "classes": invitation.classes,
+                "features": invitation.features or None,
                 "ledger": "ledger",
             }
         ),
@@ -197,7 +198,7 @@ def _invitation(server: Path, found: WorkerRequest, certificate: bytes, address:
         address = f"[{host}]:{settings.address()[1]}" if ":" in host else f"{host}:{settings.address()[1]}"
     authority = one_certificate(read_certificate(server / "ca.pem"), server / "ca.pem")
     check_issued(certificate, authority, f"the new certificate of {found.name}")
-    module = build_model(settings.model, settings.shape, settings.classes, torch.Generator().manual_seed(0))
+    module = build_model(settings.model, settings.model_shape(), settings.classes, torch.Generator().manual_seed(0))
     if settings.epsilon is None or settings.delta is None:
         raise SpecError(f"{plain(server / SETTINGS)}: epsilon, delta: must be given, so that workers know the price")
     return Invitation(
@@ -217,6 +218,7 @@ def _invitation(server: Path, found: WorkerRequest, certificate: bytes, address:
         certificate=certificate.decode(),
         authority=authority.decode(),
         size=size,
+        features=settings.features,
     )
 
 

@@ -25,6 +25,7 @@ from noisegate.deploy.enroll import accept, look_at, request, sign
 from noisegate.deploy.members import renew_server, write_roster
 from noisegate.deploy.trial import LocalTrial, check_trial
 from noisegate.errors import SpecError, StoreError
+from noisegate.features import catalog_features
 from noisegate.federation.certificates import make_authority
 from noisegate.federation.keys import SigningKey, write_private
 from noisegate.federation.roster import Roster
@@ -133,13 +134,14 @@ def _fill(part: Path, spec: Spec, setup: Setup, port: int) -> list[str]:
     server, authority = part / layout.SERVER, part / layout.AUTHORITY
     uneven = max(sizes) - min(sizes) > 1
     width = max(2, len(str(len(sizes))))
+    given = setup.given[0].x  # every worker computes its own features
     names = [f"w{i:0{width}d}" for i in range(1, len(sizes) + 1)]
     for name, row, size in zip(names, holdings, sizes, strict=True):
         folder = layout.make_folder(part / layout.WORKERS / name, private=True)
         asked = look_at(server, request(folder, name).path)
         accept(folder, sign(server, asked, authority, size=size if uneven else None))
         own = row[:size]
-        write_whole(folder / "data.npz", archive({"x": run.workers.x[own], "y": run.workers.y[own]}))
+        write_whole(folder / "data.npz", archive({"x": given[own], "y": run.workers.y[own]}))
     return [name for name, hostile in zip(names, byzantine, strict=True) if hostile]
 
 
@@ -153,13 +155,14 @@ def _plan_of_trial(spec: Spec, setup: Setup, listen: str) -> ServerPlan:
         "rate": run.server.rate,
         "believed_honest": run.server.believed_honest,
         "model": setup.model,
-        "shape": list(run.workers.x.shape[1:]),
+        "shape": list(setup.given[0].shape),
         "classes": run.adversary.classes,
         "evaluate_every": setup.evaluate_every,
         "gather": GATHER,
         "seed": spec.seed,  # the first model is the simulator's; a real server draws one that nobody knows
     }
-    own = {"x": run.server.aux_x, "y": run.server.aux_y, "x_test": setup.x_test, "y_test": setup.y_test}
+    held, source = setup.given
+    own = {"x": source.x[setup.aux], "y": run.server.aux_y, "x_test": held.x_test, "y_test": setup.y_test}
     return _priced(ServerPlan(settings, own, ("127.0.0.1", "localhost")), spec, run.d)
 
 
@@ -170,7 +173,8 @@ def _plan_of_server(spec: Spec, listen: str, hosts: tuple[str, ...]) -> ServerPl
     spec.build_aggregator().check(workers)
     promise = make_promise(spec, Poisson(spec.batch), PricedWorkers([declared] * honest, declared, rounds))
     aux, _ = data.hold_out(found.y, found.classes, spec.auxiliary, stream(spec.seed, "auxiliary"))
-    name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
+    usual = defaults.model if defaults else DEFAULT_MODEL
+    name = spec.head(usual) or usual
     believed = honest if spec.gamma is None else max(1, math.ceil(round(spec.gamma * workers, 9)))
     settings = {
         **_common(spec, promise, rounds, honest, listen),
@@ -184,7 +188,9 @@ def _plan_of_server(spec: Spec, listen: str, hosts: tuple[str, ...]) -> ServerPl
         "evaluate_every": spec.evaluate_every or max(1, rounds // EVALUATIONS),
     }
     own = {"x": found.x[aux], "y": found.y[aux], "x_test": found.x_test, "y_test": found.y_test}
-    module = build_model(name, found.shape, found.classes, stream(spec.seed, "weights"))
+    features = catalog_features(spec.features or "")
+    shape = found.shape if features is None else tuple(features(found.x[:1]).shape[1:])
+    module = build_model(name, shape, found.classes, stream(spec.seed, "weights"))
     return _priced(ServerPlan(settings, own, hosts), spec, sum(each.numel() for each in module.parameters()))
 
 
@@ -200,13 +206,15 @@ def _common(spec: Spec, promise: Privacy, rounds: int, honest: int, listen: str)
         "delta": promise.delta,
         "worker": canonical["worker"],
         "aggregator": canonical["aggregator"],
+        "features": canonical.get("features"),
         "quorum": max(1, math.ceil(PRESENT * honest)),
     }
 
 
 def _priced(plan: ServerPlan, spec: Spec, d: int) -> ServerPlan:
     """With the epsilon that a worker must allow to take part in every round, as its ledger reckons it."""
-    settings = ServerSettings(**plan.settings | {"shape": tuple(plan.settings["shape"])})
+    known = {name: value for name, value in plan.settings.items() if value is not None}
+    settings = ServerSettings(**known | {"shape": tuple(plan.settings["shape"])})
     terms = settings.terms(d)
     spent = price([Spending(terms.cost(terms.rounds), d, terms.rounds)], plan.settings["delta"])
     asked = spec.epsilon or (BASE_EPSILON if spec.sigma is None else 0.0)

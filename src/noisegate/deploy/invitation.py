@@ -10,6 +10,7 @@ from noisegate.checks import plain
 from noisegate.deploy.fingerprints import server_fingerprint
 from noisegate.deploy.layout import to_toml
 from noisegate.errors import SpecError
+from noisegate.features import catalog_features
 from noisegate.federation.keys import public_key
 from noisegate.federation.roster import checked_size
 from noisegate.federation.spending import Spending, price
@@ -25,7 +26,7 @@ KINDS: dict[str, Any] = {
     **dict.fromkeys(("sigma", "epsilon", "delta"), float),
 }
 
-OPTIONAL: dict[str, Any] = {"size": int}
+OPTIONAL: dict[str, Any] = {"size": int, "features": str | dict}
 """What an invitation may have beside that."""
 
 
@@ -34,6 +35,7 @@ class Invitation:
     """What comes back for a request. key: the server's public key, in hexadecimal. The rest is what its run asks.
 
     size: the public number of examples that the roster lists the worker with; 0 if it lists none.
+    features: what the worker turns its own examples into; empty if nothing.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Invitation:
     certificate: str
     authority: str
     size: int = 0
+    features: str | dict[str, Any] = ""
 
     def cost(self) -> float:
         """The epsilon of all its rounds, as a ledger reckons it, whatever the invitation states."""
@@ -69,6 +72,7 @@ class Invitation:
         made = cls(**{key: typed(f"{where}: {key}", value, kinds[key]) for key, value in found.items()})
         if made.size:
             checked_size(made.size, f"{where}: size")
+        catalog_features(made.features, where)
         public_key(made.key, f"{where}: key")
         return made
 
@@ -97,5 +101,5 @@ class Invitation:
             f"For the worker {self.name}: noisegate federation accept DIR THIS-FILE\n"
             f"Nothing here is secret. Compare the server's fingerprint by telephone: {self.fingerprint()}"
         )
-        names = [*KINDS, *(OPTIONAL if self.size else ())]
+        names = [*KINDS, *(name for name in OPTIONAL if getattr(self, name))]
         return to_toml({key: getattr(self, key) for key in names}, comment)

@@ -7,6 +7,7 @@ from noisegate.catalog import typed
 from noisegate.checks import plain
 from noisegate.deploy.layout import SERVER, SPEC, TRIAL, WORKERS, begun, to_toml
 from noisegate.errors import SpecError, StoreError
+from noisegate.features import catalog_features
 from noisegate.federation.ledger_lines import FILE
 from noisegate.runs.spec import Spec, read_spec
 from noisegate.settings import read_settings
@@ -77,6 +78,7 @@ def check_trial(spec: Spec) -> None:
         raise SpecError("sigma = 0.0: no upload leaves a worker without noise; give epsilon instead")
     if spec.absent:
         raise SpecError(f"absent = {spec.absent:g}: real workers are absent by themselves; leave it out")
+    catalog_features(spec.features or "")
     worker = spec.build_worker()
     if worker.mechanism != "gaussian" or not worker.noisy or not worker.fresh:
         raise SpecError(

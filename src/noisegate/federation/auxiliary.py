@@ -11,17 +11,26 @@ from torch import Tensor
 from noisegate.checks import plain
 from noisegate.data.contents import archive
 from noisegate.errors import DataError
+from noisegate.features import Features, embed
 
 Examples = tuple[Tensor, Tensor]
 
 
-def read_auxiliary(path: Path, shape: tuple[int, ...], classes: int) -> tuple[Examples, Examples | None]:
-    """((x, y), (x_test, y_test) or None) of an .npz archive, for a model of these inputs and classes."""
+def read_auxiliary(
+    path: Path, shape: tuple[int, ...], classes: int, features: Features | None = None
+) -> tuple[Examples, Examples | None]:
+    """((x, y), (x_test, y_test) or None) of an .npz archive, for a model of these inputs and classes.
+
+    features: what takes the place of x and x_test, once they were read.
+    """
     arrays = archive(path, ("x", "y", "x_test", "y_test"))
     own = _examples(path, arrays, "x", "y", shape, classes)
     if own is None:
         raise DataError(f"{plain(path)}: must have x and y, the server's own examples")
-    return own, _examples(path, arrays, "x_test", "y_test", shape, classes)
+    test = _examples(path, arrays, "x_test", "y_test", shape, classes)
+    if features is None:
+        return own, test
+    return (embed(features, own[0]), own[1]), test and (embed(features, test[0]), test[1])
 
 
 def _examples(

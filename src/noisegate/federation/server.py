@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate.errors import FederationError, SpecError, StoreError
+from noisegate.features import catalog_features
 from noisegate.federation.auxiliary import read_auxiliary
 from noisegate.federation.certificates import check_issued, check_pair, identity_of, read_certificate
 from noisegate.federation.checkpoint import RunIdentity, ServerCheckpoint
@@ -84,9 +85,10 @@ class Server:
     def of(cls, folder: Path) -> "Server":
         """The server of a folder with federation.toml, roster.toml, keys, certificates and auxiliary.npz."""
         settings = ServerSettings.read(folder / "federation.toml")
-        auxiliary, test = read_auxiliary(folder / "auxiliary.npz", settings.shape, settings.classes)
+        features = catalog_features(settings.features)
+        auxiliary, test = read_auxiliary(folder / "auxiliary.npz", settings.shape, settings.classes, features)
         seed = settings.seed if settings.seed is not None else int.from_bytes(os.urandom(16), "big")
-        model = build_model(settings.model, settings.shape, settings.classes, stream(seed, "weights"))
+        model = build_model(settings.model, settings.model_shape(), settings.classes, stream(seed, "weights"))
         return cls(model, auxiliary, settings, test=test)
 
     def serve(self) -> dict[str, Any] | None:

@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.catalog import build, settle, typed
 from noisegate.errors import SpecError
+from noisegate.features import catalog_features
 from noisegate.federation.terms import Terms
 from noisegate.models import MODELS
 from noisegate.roles import Aggregator
@@ -28,7 +31,8 @@ class ServerSettings:
     workers the server believes honest. quorum: how many must be connected for a round to begin. An adversary that is
     left out must not be able to break it, so it is at most the number of honest workers.
 
-    rate, aggregator: of a step. title, epsilon, delta: for people. listen: "host:port". model, shape, classes: of the
+    features: of the catalog, which everyone computes of their own examples; without a name there are none. rate,
+    aggregator: of a step. title, epsilon, delta: for people. listen: "host:port". model, shape, classes: of the
     catalog's model; a program may bring its own module instead. gather: seconds that the first round waits for all
     workers; then a quorum is enough. deadline: seconds that a round waits at most. least: seconds that every round may
     take, so choose it above what an honest worker needs. stall: seconds beyond `least` that all rounds together may
@@ -61,6 +65,7 @@ class ServerSettings:
     evaluate_every: int = 10
     seed: int | None = None
     metrics: int = 0
+    features: str | dict[str, Any] = ""
     folder: Path = field(default=Path("."), compare=False)
 
     def __post_init__(self) -> None:
@@ -78,6 +83,7 @@ class ServerSettings:
         if self.seed is not None and not 0 <= self.seed <= checks.LARGEST:
             raise checks.refuse("seed", self.seed, f"must be 0 to {checks.LARGEST}")
         checks.one_of(MODELS, model=self.model)
+        catalog_features(self.features)
         for name, value in (("epsilon", self.epsilon), ("delta", self.delta)):
             if value is not None:
                 checks.positive(**{name: value})
@@ -110,6 +116,11 @@ class ServerSettings:
         worker = {"name": self.worker} if isinstance(self.worker, str) else dict(self.worker)
         asked = (self.run, self.title, self.rounds, parameters, self.batch, self.declared, self.sigma)
         return Terms(*asked, worker=worker)
+
+    def model_shape(self) -> tuple[int, ...]:
+        """The shape of what the model is given: of examples, or of their features."""
+        features = catalog_features(self.features)
+        return self.shape if features is None else tuple(features(torch.zeros(1, *self.shape)).shape[1:])
 
     def build_aggregator(self) -> Aggregator:
         """What judges uploads."""

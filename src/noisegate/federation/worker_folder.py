@@ -1,7 +1,9 @@
 """The folder of a worker: who it is, where the server is, where its data and its ledger are."""
 
+import hashlib
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,13 +12,14 @@ from noisegate import checks
 from noisegate.catalog import typed
 from noisegate.data import read_examples
 from noisegate.errors import DataError, FederationError, SpecError
+from noisegate.features import Kept, catalog_features, embed
 from noisegate.federation.certificates import check_pair, identity_of, read_certificate
 from noisegate.federation.keys import SigningKey, checked_name, read_private
 from noisegate.federation.policy import Policy
 from noisegate.models import build_model
 from noisegate.settings import read_settings
 
-SETTINGS, POLICY = "worker.toml", "policy.toml"
+SETTINGS, POLICY, FEATURES_KEPT = "worker.toml", "policy.toml", "features"
 AUTHORITY, CERTIFICATE, TLS_KEY, SIGNING_KEY = "ca.pem", "worker.pem", "worker.key", "signing.key"
 
 
@@ -25,8 +28,9 @@ class WorkerFolder:
     """What worker.toml says; paths in it are relative to the folder.
 
     name: in certificate and roster. server: "host:port". data: an .npz with x and y; empty where a program brings the
-    data. model: a name of `noisegate list models`, likewise. classes: how many the model tells apart. ledger: the
-    folder of the data set's ledger.
+    data. model: a name of `noisegate list models`, likewise. classes: how many the model tells apart. features: a name
+    of `noisegate list features`, or a table with name and settings; without one, examples are taken as they are.
+    ledger: the folder of the data set's ledger.
     """
 
     folder: Path
@@ -36,13 +40,15 @@ class WorkerFolder:
     data: str = ""
     model: str = ""
     classes: int = 0
+    features: str | dict[str, Any] = ""
 
     @classmethod
     def read(cls, folder: Path) -> "WorkerFolder":
         """The folder, once its worker.toml was checked."""
         path = folder / SETTINGS
         found, where = read_settings(path), checks.plain(path)
-        known = {entry.name: int if entry.name == "classes" else str for entry in fields(cls) if entry.name != "folder"}
+        known: dict[str, Any] = {entry.name: str for entry in fields(cls) if entry.name != "folder"}
+        known |= {"classes": int, "features": str | dict}
         for key in found:
             if key not in known:
                 guess, choices = checks.guess(key, known), ", ".join(known)
@@ -80,10 +86,16 @@ class WorkerFolder:
         return read_certificate(self.folder / AUTHORITY), key, certificate
 
     def examples(self) -> tuple[Tensor, Tensor]:
-        """(x, y) of the data file."""
+        """(x, y) of the data file, or their features, which are kept in the folder."""
         if not self.data:
             raise SpecError(f"{checks.plain(self.folder / SETTINGS)}: data: is missing; give the path of an .npz")
-        return read_examples(self.folder / self.data)
+        x, y = read_examples(self.folder / self.data)
+        features = catalog_features(self.features, checks.plain(self.folder / SETTINGS))
+        if features is None:
+            return x, y
+        found = hashlib.blake2b(f"{features.key} {x.shape}".encode(), digest_size=16)
+        found.update(x.numpy().tobytes())
+        return embed(features, x, kept=Kept(self.folder / FEATURES_KEPT, found.hexdigest())), y
 
     def module(self, x: Tensor) -> nn.Module:
         """The model by its name, for examples like x. Its weights come from the server."""

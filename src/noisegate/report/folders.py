@@ -123,7 +123,11 @@ def _spec(path: Path, problems: list[str]) -> tuple[AnySpec | None, dict[str, An
         spec = unbuilt_spec(settings, "spec.toml")
     except SpecError as error:
         problems.append(f"The spec cannot be built here ({plain(error)}); it is shown as it is written.")
-        nameless = {key: "?" for key in PARTS if isinstance(value := settings.get(key), dict) and "name" not in value}
+        nameless = {
+            key: "?"
+            for key in (*PARTS, "features")
+            if isinstance(value := settings.get(key), dict) and "name" not in value
+        }
         return None, settings | nameless, text
     return spec, spec.canonical(), text
 

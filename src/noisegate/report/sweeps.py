@@ -155,7 +155,7 @@ def flatten(spec: AnySpec) -> dict[str, Any]:
     """All settings in one table; those of an attack, aggregator or worker are named as `attack.to`."""
     flat: dict[str, Any] = {}
     for key, value in spec.canonical().items():
-        if key in PARTS:
+        if key in PARTS or key == "features":
             flat[key] = value["name"]
             flat |= {f"{key}.{name}": entry for name, entry in value.items() if name != "name"}
         else:

@@ -21,7 +21,9 @@ from torch import Tensor, nn
 from noisegate.checks import plain
 from noisegate.data import Dataset, own_path
 from noisegate.errors import DataError, StoreError
+from noisegate.features import Features
 from noisegate.files import parse, read_whole
+from noisegate.runs.features import digest_features
 from noisegate.runs.identity import digest_of
 from noisegate.runs.spec import Spec
 from noisegate.vectors import Loss, cross_entropy
@@ -79,14 +81,15 @@ def fingerprint(
     model: nn.Module | None = None,
     loss: Loss = cross_entropy,
     label: str | None = None,
+    features: Features | None = None,
 ) -> Fingerprint | None:
-    """The fingerprint of the data, the model and the loss that a user brings; None if the spec determines them all.
+    """The fingerprint of the data, model, loss and features that a user brings; None if the spec determines them all.
 
     Code that cannot be told apart from other code has a new fingerprint each time, unless `label` stands for it.
     """
     path = None if dataset is not None else own_path(spec.dataset)
     file = path if path and path.is_file() else None
-    if dataset is None and file is None and model is None and loss is cross_entropy:
+    if dataset is None and file is None and model is None and loss is cross_entropy and features is None:
         return None
     key = user_key()
     digest = hashlib.blake2b(key=key, digest_size=32, person=b"noisegate inputs")
@@ -100,6 +103,8 @@ def fingerprint(
         tensors += model.state_dict().values()
     if model is not None or loss is not cross_entropy:
         digest.update(digest_of(label if label is not None else (model, loss)).encode())
+    if features is not None:
+        digest.update(digest_features(features, label).encode())
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())

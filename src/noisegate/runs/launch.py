@@ -11,6 +11,7 @@ from torch import nn
 
 from noisegate.compute import Compute
 from noisegate.data import Dataset
+from noisegate.features import Features
 from noisegate.models import check_module
 from noisegate.roles import trigger_of
 from noisegate.runs.checkpoints import Identity
@@ -33,6 +34,7 @@ class InputArguments(TypedDict, total=False):
     model: nn.Module | None
     loss: Loss
     label: str | None
+    features: Features | None
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Inputs:
     model: nn.Module | None = None
     loss: Loss = cross_entropy
     label: str | None = None
+    features: Features | None = None
 
 
 def run(
@@ -56,20 +59,21 @@ def run(
 ) -> Result:
     """Run `spec` and give its result; with `out`, leave a run folder that can be resumed.
 
-    watch: called after every round. inputs: `dataset`, `model`, `loss`: your own, instead of those the spec names; and
-    `label`, which stands for the code of model and loss where it cannot be read: runs with other code need another one,
-    or they share noise.
+    watch: called after every round. inputs: `dataset`, `model`, `loss`, `features`: your own, instead of those the
+    spec names; and `label`, which stands for the code of model, loss and features where it cannot be read: runs with
+    other code need another one, or they share noise.
     """
     spec, compute = spec or Spec(), compute or Compute()
-    dataset, model, loss, label = (getattr(Inputs(**inputs), name) for name in ("dataset", "model", "loss", "label"))
-    if model is not None:
-        check_module(model)
-    made_of = fingerprint(spec, dataset, model, loss, label) if out is not None else None
+    given = Inputs(**inputs)
+    if given.model is not None:
+        check_module(given.model)
+    own = given.dataset, given.model, given.loss
+    made_of = fingerprint(spec, *own, given.label, given.features) if out is not None else None
     folder = _folder(out, spec, made_of) if out is not None else None
     if folder and (found := _done(folder, spec, resume)) is not None:
         return found
     with compute.exact(), ExitStack() as held:
-        setup = prepare(spec, compute, dataset, model, loss, label=label)
+        setup = prepare(spec, compute, *own, label=given.label, features=given.features)
         progress = start(setup.federation)
         with compute.threads_for(floats=progress.state.uploads.numel()):
             if folder:

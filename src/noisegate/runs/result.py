@@ -29,7 +29,7 @@ class Result:
     aggregator reckons with, if it asks. seconds: of all rounds, without pauses. recall: of each class after the last
     round, None for a class without test examples. attack_success: share of the test examples of other classes that the
     last model calls the attack's target once they carry its trigger; None for an attack without a trigger. fallback:
-    share of the rounds in which the aggregator fell back.
+    share of the rounds in which the aggregator fell back. features: what examples were turned into; empty if nothing.
     """
 
     accuracy: float
@@ -70,6 +70,7 @@ class Result:
     recall: list[float | None] | None = None
     attack_success: float | None = None
     fallback: float = 0.0
+    features: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
@@ -106,6 +107,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         byzantine_weight=found.byzantine_weight,
         missing=found.missing,
         fallback=found.fallback,
+        features=setup.features,
         recall=recall(*examined, federation.adversary.classes),
         attack_success=attack_success(*examined, trigger) if trigger else None,
         accountant=promise.accountant,

@@ -13,10 +13,12 @@ from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.entropy import Secret
 from noisegate.errors import DataError, SpecError
+from noisegate.features import Features
 from noisegate.models import build_model, check_module
 from noisegate.protocol import MOST_CLAIMED, Mechanism, Server, expected_of
 from noisegate.roles import Aggregator, Attack, Worker, trigger_of
 from noisegate.runs.dealing import Dealt, copies, count_honest, deal, held_by_byzantine, surrogate
+from noisegate.runs.features import RunFeatures, features_of
 from noisegate.runs.identity import digest_data, digest_run
 from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of, sizes_are_public
 from noisegate.runs.spec import Spec
@@ -40,7 +42,11 @@ MOST_KNOWN = 256
 
 @dataclass(frozen=True)
 class Setup:
-    """A run that is ready to start."""
+    """A run that is ready to start.
+
+    features: what its examples were turned into; empty if nothing. given: the workers' data set and the server's,
+    before that; aux: (A,) which examples of the latter are the server's.
+    """
 
     federation: Federation
     privacy: Privacy
@@ -49,6 +55,9 @@ class Setup:
     evaluate_every: int
     dataset: str
     model: str
+    features: str
+    given: tuple[Dataset, Dataset]
+    aux: Tensor
 
 
 class SharedData:
@@ -58,6 +67,7 @@ class SharedData:
         self._read: dict[tuple[str, int], Dataset] = {}
         self._digests: dict[int, tuple[Dataset, str]] = {}
         self._moved: dict[tuple[int, torch.device], tuple[Dataset, tuple[Tensor, ...]]] = {}
+        self._embedded: dict[tuple[int, str], tuple[Dataset, Dataset]] = {}
 
     def load(self, spec: Spec) -> Dataset:
         """The data of a spec. Those of a user's own file are split by the seed; the others are the same for all."""
@@ -80,6 +90,13 @@ class SharedData:
             self._digests[id(dataset)] = dataset, digest_data(dataset)
         return self._digests[id(dataset)][1]
 
+    def embed(self, dataset: Dataset, features: RunFeatures, device: torch.device, keep: bool) -> Dataset:
+        """The data set with features in place of examples. keep: on the disk too, if anything is kept there."""
+        key = id(dataset), features.digest
+        if key not in self._embedded:
+            self._embedded[key] = dataset, features.of(dataset, self.digest(dataset), device, keep)
+        return self._embedded[key][1]
+
     def on(self, device: torch.device, dataset: Dataset) -> tuple[Tensor, ...]:
         """(x, y, x_test, y_test) there."""
         key = id(dataset), device  # the entry keeps the data set, so that its id stays its own
@@ -97,10 +114,11 @@ def prepare(
     loss: Loss = cross_entropy,
     shared: "SharedData | None" = None,
     label: str | None = None,
+    features: Features | None = None,
 ) -> Setup:
-    """Everything a run needs. `dataset` and `module` take the place of the spec's names.
+    """Everything a run needs. `dataset`, `module` and `features` take the place of the spec's names.
 
-    label: stands for the code of module and loss, where it cannot be read (`noisegate.runs.identity`).
+    label: stands for the code of module, loss and features, where it cannot be read (`noisegate.runs.identity`).
 
     shared: data that other runs brought to the device, and a place for those that this one brings.
     """
@@ -108,6 +126,11 @@ def prepare(
     defaults = data.SOURCES.get(spec.dataset) if dataset is None else None
     dataset = dataset or shared.load(spec)
     source = shared.load_auxiliary(spec.auxiliary_from) if spec.auxiliary_from else dataset
+    given, made_of = (dataset, source), [shared.digest(dataset), shared.digest(source)]
+    if (embedding := features_of(spec, features, label)) is not None:
+        keep = not spec.secret or defaults is not None  # data of the catalog are public, whatever the run is
+        dataset, source = (shared.embed(each, embedding, device, keep) for each in (dataset, source))
+        made_of.append(embedding.digest)
     honest = count_honest(spec, dataset, defaults.workers if defaults else DEFAULT_WORKERS)
     parts = _build_parts(spec, honest)
     dealt = deal(spec, dataset, source, honest)
@@ -115,12 +138,7 @@ def prepare(
     sampling = _sampling(spec, dealt, declared)
     rounds = spec.rounds or math.ceil((defaults.epochs if defaults else DEFAULT_EPOCHS) * declared / spec.batch)
 
-    name = spec.model or (defaults.model if defaults else DEFAULT_MODEL)
-    if module is None:
-        module = build_model(name, dataset.shape, dataset.classes, stream(spec.seed, "weights"))
-    else:
-        name = type(module).__name__
-        check_module(module)
+    name, module = _model(spec, dataset, module, defaults.model if defaults else DEFAULT_MODEL, features is not None)
     model = FlatModel(module, loss, device)
     priced = PricedWorkers(dealt.honest_sizes(), declared, rounds, signs_of(parts.worker, model.d))
     promise = make_promise(spec, sampling, priced).with_copies(copies(spec, dealt))
@@ -135,10 +153,9 @@ def prepare(
     most = _most(spec, sampling, dealt, declared)
     mechanism = Mechanism(model, sums, parts.worker, sampling, promise.sigma, declared, most)
     server = _server(spec, mechanism, parts, dealt, promise, scratch)
-    examples = shared.digest(dataset), shared.digest(source)
-    made_of = digest_run(examples, module, loss, (parts.attack, parts.aggregator, parts.worker), label)
+    digest = digest_run(tuple(made_of), module, loss, (parts.attack, parts.aggregator, parts.worker), label)
     # What a secret run draws by name (ties, attackers' numbers) must not follow from private data: it shows.
-    run_name = spec.name() if spec.secret else f"{spec.name()}/{made_of}"
+    run_name = spec.name() if spec.secret else f"{spec.name()}/{digest}"
     holdings, sizes = (each.to(device) for each in dealt.padded())
     federation = Federation(
         workers=Workers(mechanism, x, y, holdings, sizes, scratch),
@@ -147,7 +164,19 @@ def prepare(
         schedule=Schedule(rounds, spec.seed, run_name, Secret(device) if spec.secret else None, spec.absent or 0.0),
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
-    return Setup(federation, promise, x_test, y_test, every, dataset.name, name)
+    about = dataset.name, name, embedding.name if embedding else ""
+    return Setup(federation, promise, x_test, y_test, every, *about, given, dealt.aux)
+
+
+def _model(spec: Spec, dataset: Dataset, module: nn.Module | None, usual: str, own: bool) -> tuple[str, nn.Module]:
+    """The model's name and module. usual: that of the data set. own: the features are not those of the spec."""
+    if module is not None:
+        check_module(module)
+        return type(module).__name__, module
+    if own and spec.model is None:  # the rate was chosen with the spec, and not for these features
+        raise SpecError('features: are given, and no model; give one too, such as Spec(model="linear")')
+    name = spec.head(usual) or usual
+    return name, build_model(name, dataset.shape, dataset.classes, stream(spec.seed, "weights"))
 
 
 class Parts(NamedTuple):

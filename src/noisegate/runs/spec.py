@@ -17,6 +17,8 @@ from noisegate.attacks.dormant import ASLEEP
 from noisegate.catalog import build, find, settle, typed
 from noisegate.data import SOURCES
 from noisegate.errors import SpecError
+from noisegate.features import Features, build_features, check_request
+from noisegate.models import USUAL
 from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.roles import Aggregator, Attack, Worker
 from noisegate.sampling import EQUAL, SAMPLINGS
@@ -26,11 +28,13 @@ from noisegate.workers import WORKERS
 Part = str | Mapping[str, Any]
 """A name, or a table with `name` and settings."""
 
-BEST = "fortified"
+BEST, HEAD = "fortified", "linear"
+"""The aggregator unless told otherwise, and the model where there are features."""
+
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from", "declared", "secret", "absent", "redeal")
+LATER = ("auxiliary_from", "declared", "secret", "absent", "redeal", "features")
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -55,6 +59,8 @@ class Spec:
     others (`guerraoui` and its like), which come first. batch = "equal" is sampling = "equal" with the usual batch.
     sampling: "poisson" draws at one rate for all, so that who holds more draws more; "equal" gives every worker the
     same expected batch, at a rate of its own. redeal: deal the examples anew although the data say who holds what.
+    features: what examples are turned into first, a name of `noisegate list features` or the path of your own; the
+    model is then `linear` unless given. It has a worker and a rate of its own, as data sets and aggregators have.
     """
 
     dataset: str = "digits"
@@ -86,11 +92,12 @@ class Spec:
     secret: bool = False
     absent: float | None = None
     redeal: bool = False
+    features: Part | None = None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
         self._settle_batch()
-        usual = DEFAULTS | usual_of(self.dataset) | partner_of(self.aggregator)
+        usual = DEFAULTS | usual_with(self.head()) | usual_of(self.dataset) | partner_of(self.aggregator)
         for name in DEFAULTS:
             if getattr(self, name) is None:
                 object.__setattr__(self, name, usual[name])
@@ -98,6 +105,8 @@ class Spec:
             object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
         for name, table in PARTS.items():  # one form for each part, so that equal specs compare equal
             object.__setattr__(self, name, _shortest(settle(name, getattr(self, name), table)))
+        if self.features is not None:
+            object.__setattr__(self, "features", _shortest(check_request(self.features)))
         checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         if self.attack_start == 0:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps
@@ -161,6 +170,14 @@ class Spec:
         worker: Worker = self._build("worker", Worker)
         return worker
 
+    def build_features(self) -> Features | None:
+        """The features as a function; None if examples are taken as they are. A user's own code is loaded here."""
+        return None if self.features is None else build_features(self.features)
+
+    def head(self, usual: str | None = None) -> str | None:
+        """The name of the model. usual: of the data set."""
+        return self.model or (usual if self.features is None else HEAD)
+
     def _build(self, what: str, role: Any) -> Any:
         built = build(what, getattr(self, what), PARTS[what])
         if not isinstance(built, role):
@@ -185,7 +202,7 @@ class Spec:
                 0.0,
             ):  # so that a run's name is what it was before there was such a setting
                 del settings[name]
-        for name in PARTS:
+        for name in (*PARTS, *(("features",) if "features" in settings else ())):
             settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])
         return settings
 
@@ -225,6 +242,11 @@ def usual_of(dataset: Any) -> dict[str, Any]:
     source = SOURCES.get(dataset) if isinstance(dataset, str) else None
     own = {"batch": source.batch, "rate": source.rate} if source else {}
     return {name: value for name, value in own.items() if value is not None}
+
+
+def usual_with(model: Any) -> dict[str, Any]:
+    """The settings of a run that a model goes with, where the user gives none."""
+    return dict(USUAL.get(model, {})) if isinstance(model, str) else {}
 
 
 def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:
