@@ -92,7 +92,7 @@ def moments(values: list[float]) -> tuple[float, float, float]:
 
 
 def expected_agreement(own: torch.Tensor) -> float:
-    """How far along the mean of the examples a fresh one lies: pairs of different ones tell. 0 below a standard error."""
+    """How far along the mean of the examples a fresh one lies, by pairs of different ones. 0 below a standard error."""
     rows = own.double()
     length = float(rows.mean(0).norm())
     pairs = mean(float(one @ other) for one, other in itertools.combinations(rows, 2))

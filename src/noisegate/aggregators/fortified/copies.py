@@ -50,10 +50,10 @@ def largest_product(
 ) -> Tensor:
     """() what the inner products of an honest upload with all its honest peers stay below, but for this chance.
 
-    expected: (n,) what uploads are expected to be made of, over the public batch; then there is one bound for each.
+    longest: the length of the longest upload that counts; or (n,), by the size of the worker. signal: () the largest
+    inner product of two honest signals; its root bounds the length of one. expected: (n,) what uploads are expected to
+    be made of, over the public batch; then there is one bound for each.
 
-    longest: the length of the longest upload that counts; or (n,), by the size of the worker. signal: () the largest inner product of two honest signals;
-    its root bounds the length of one.
     Given one upload u, the noise of the other adds a normal variable of standard deviation s |u|; the signal of the
     other, in its product with the noise in u, adds one of at most s times that signal's length.
     """

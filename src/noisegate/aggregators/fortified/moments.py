@@ -11,7 +11,7 @@ STANDARD_ERRORS = 3.0
 It lies beyond with a probability of 1 in 740 on either side, or 1 in 270 if the error is estimated from 20 examples."""
 
 MIX_ERROR = 2.0
-"""How far a worker's mix is taken to be off, as a share of how far it is from equal shares, before it is refused for it.
+"""How far a worker's mix is taken to be off before it is refused for it, as a share of how far it is from equal shares.
 
 A mix that was learned is off by a quarter of that distance at most, where it was measured; evidence adds up over all
 rounds, and must not add up a wrong mix."""
@@ -67,8 +67,8 @@ class ExampleMoments(NamedTuple):
 def _by_class(along: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """(C, K) each: the means of the (A, K) examples of each class, the variance of that mean, and their mean squares.
 
-    The variance within a class, from so few, is the larger of its own and of the mean of all classes. Where there is one
-    example of each class, the variance of all examples stands in for it, which is no smaller.
+    The variance within a class, from so few, is the larger of its own and of the mean of all classes. Where there is
+    one example of each class, the variance of all examples stands in for it, which is no smaller.
     """
     each = len(along) // classes
     groups = along.view(classes, each, -1)
