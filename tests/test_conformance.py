@@ -101,7 +101,9 @@ def server_view(uploads, seed: int = 0, believed: int = BELIEVED, missing=None) 
     gradients = torch.randn(20, D, generator=stream(seed, "auxiliary"))
     ties = torch.randperm(n, generator=stream(seed, "ties"))
     own = torch.nn.functional.normalize(gradients, dim=1) / 2
-    known = {"contributions": lambda: own, "strata": 10, "last": rows.roll(D // 3, 1), "missing": missing}
+    both = torch.cat([own, own.roll(1, 0)])  # with their labels, and with those of their neighbors
+    known = {"strata": 10, "labels": 10, "last": rows.roll(D // 3, 1), "missing": missing}
+    known["contributions"] = lambda shift: both
     return ServerView(rows, norms, present, NOISE_STD, believed, mean_of(gradients), ties, **known)
 
 
@@ -222,8 +224,8 @@ def test_aggregators_leave_their_inputs_alone(aggregator):
     state: dict = {}
     for seed in range(3):
         view = server_view(honest_uploads(seed), seed, missing=[seed])
-        answers = [view.auxiliary(False), view.auxiliary(True), view.contributions()]
-        view = replace(view, auxiliary=answers.__getitem__, contributions=lambda answers=answers: answers[2])
+        answers = [view.auxiliary(False), view.auxiliary(True), view.contributions(torch.tensor(1))]
+        view = replace(view, auxiliary=answers.__getitem__, contributions=lambda shift, answers=answers: answers[2])
         handed = [getattr(view, name) for name in (*TENSORS, "missing")] + answers + list(state.values())
         before, names = [tensor.clone() for tensor in handed], list(state)
         verdict = aggregator(view, state)

@@ -649,7 +649,7 @@ def test_the_expected_agreement_is_what_fresh_examples_have():
 # --- the document --------------------------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[1]
-OF_PYTHON = {"and", "not", "sqrt", "max", "min", "sum", "sigmoid", "exp"}
+OF_PYTHON = {"or", "and", "not", "sqrt", "max", "min", "sum", "sigmoid", "exp"}
 
 
 def names_of_the_code() -> set[str]:

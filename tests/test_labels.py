@@ -387,12 +387,14 @@ def test_an_honest_upload_of_a_large_worker_is_longer_as_rarely_as_stated(size):
 
 
 def test_the_largest_product_grows_with_the_size_of_a_worker():
-    """By the formula; who is smaller than others is given what others are."""
+    """By the formula: that of the signals as its square, what noise makes of them as the size."""
     given = 0.2, 7.0, torch.tensor(0.25), 1e-3, 24
     sizes = torch.tensor([0.1, 1.0, 2.0, 3.0])
     found = largest_product(*given, sizes)
-    plain = 0.25 + 0.2 * stats.norm.isf(1e-3 / 96) * 7.5
-    assert found.tolist() == pytest.approx([plain, plain, plain + 3 * 0.25, plain + 8 * 0.25], rel=1e-5)
+    width = 0.2 * stats.norm.isf(1e-3 / 96)
+    plain = 0.25 + width * 7.5
+    larger = [plain + (size**2 - 1) * 0.25 + width * (size - 1) * 0.5 for size in (2, 3)]
+    assert found.tolist() == pytest.approx([plain, plain, *larger], rel=1e-5), "smaller: what others are given"
     assert float(largest_product(*given)) == pytest.approx(plain, rel=1e-5)
 
 

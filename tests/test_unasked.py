@@ -69,7 +69,7 @@ def test_an_aggregator_does_not_ask_and_decides_the_same(name, absent):
         there = {each: on_device(getattr(view, each)) for each in TENSORS}
         there["missing"] = on_device(view.missing) if absent else None
         there["auxiliary"] = lambda normalized, view=view: on_device(view.auxiliary(normalized))
-        there["contributions"] = lambda view=view: on_device(view.contributions())
+        there["contributions"] = lambda shift, view=view: on_device(view.contributions(torch.tensor(1)))
         plain = aggregator(view, state)
         if name in ASKS:
             verdict = aggregator(replace(view, **there), state_there)
