@@ -9,7 +9,8 @@ they are not, the tests refuse honest workers, and believe whoever imitates the 
 * fewer workers are left than are honest, by the server's own belief.
 
 Then evidence and trust count for nothing, and workers are ranked by their accumulated scores, as the paper's second
-stage does it (`two_stage`). Lengths, distributions, copies, and noise alone are still told by themselves.
+stage does it (`two_stage`): along the same plain gradient, since examples that are long are the ones that tell most
+where the others tell nothing. Lengths, distributions, copies, and noise alone are still told by themselves.
 """
 
 from typing import NamedTuple
@@ -17,7 +18,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from noisegate.aggregators.fortified.directions import Projections
 from noisegate.aggregators.fortified.state import TINY, FortifiedState
 from noisegate.aggregators.fortified.trust import AGREEMENT_SPEED, CAUTION, MOST_TRUST, best_agreement
 from noisegate.aggregators.two_stage import CREDIT, add_up, highest, mean_of_best, places
@@ -41,27 +41,23 @@ class Premise(NamedTuple):
     best: Tensor
 
     @classmethod
-    def of(
-        cls, view: ServerView, state: FortifiedState, projections: Projections, counts: Tensor, unrefuted: Tensor
-    ) -> "Premise":
+    def of(cls, view: ServerView, state: FortifiedState, counts: Tensor, unrefuted: Tensor) -> "Premise":
         """counts: (n,) whose upload passed the first tests. unrefuted: (n,) as in the state, after the round."""
         # Both are averages of the same rounds, and the missing correction of both is the same.
         promised = state.promised / state.bias_correction.amax().clamp(min=TINY)
         chance = CHANCE * view.noise_std * (AGREEMENT_SPEED / 2) ** 0.5
         disagrees = best_agreement(state, view.believed_honest) + chance < CAUTION * promised
         few = unrefuted.sum() < LEAST_LEFT * places(view)
-        credit = credited(view, state, projections.of_uploads[:, 0], counts)
+        credit = credited(view, state, counts)
         noise_alone = state.presence < -MOST_TRUST
         best = highest(credit[0].masked_fill(noise_alone, -1.0), view) & ~noise_alone
         return cls(disagrees | few, credit, best)
 
 
-def credited(view: ServerView, state: FortifiedState, along: Tensor, counts: Tensor) -> Tensor:
-    """(CREDIT, n) the credit after the round, as `TwoStage` reckons it with a normalized gradient.
-
-    along: (n,) how far the uploads lie along the server's gradient.
-    """
-    score = torch.where(counts, along, 0.0)
+def credited(view: ServerView, state: FortifiedState, counts: Tensor) -> Tensor:
+    """(CREDIT, n) the credit after the round, as `TwoStage` reckons it. counts: (n,) who passed the first tests."""
+    gradient = view.auxiliary(False).nan_to_num(0.0, 0.0, 0.0)
+    score = torch.where(counts, view.uploads @ gradient, 0.0).nan_to_num(0.0, 0.0, 0.0)
     doubled = score.double()
     score = score.masked_fill(score < mean_of_best(doubled, doubled, view), 0.0)
     learned = add_up(score, view, dict(zip(CREDIT, state.credit, strict=True)))

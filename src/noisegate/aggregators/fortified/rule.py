@@ -100,7 +100,7 @@ class Fortified(Aggregator):
         standing = WorkerStanding.of(view, known, projections, mixture, contributions, first.passed, evidence_limit)
 
         # 4. Where the server's examples turn out to be unlike the workers', evidence counts for nothing.
-        premise = Premise.of(view, known, projections, first.passed, standing.unrefuted)
+        premise = Premise.of(view, known, first.passed, standing.unrefuted)
         unrefuted = standing.unrefuted | premise.fails
         candidates = first.passed & unrefuted
 
