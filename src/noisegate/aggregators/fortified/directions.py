@@ -196,6 +196,7 @@ class Projections(NamedTuple):
             of_examples[:, :COMMON],
             own.of_examples,
             mixture.mix,
+            mixture.unknown,
             longest_mean(contributions, mixture),
             momentum.variance,
             view.batch,

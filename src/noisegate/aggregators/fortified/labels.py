@@ -86,7 +86,7 @@ class Loads(NamedTuple):
         x = (x - explained @ x) * usual
         noise = direction.square().sum() * (view.noise_std / unit) ** 2 * (begun * (2 - begun))
         noise = noise * (OWN_SPEED / (2 - OWN_SPEED))
-        unsure = MIX_ERROR**2 * _unevenness(mix) * of_classes.var(correction=0) + _sampled(view, mixture, groups)
+        unsure = _unsure(mixture) * of_classes.var(correction=0) + _sampled(view, mixture, groups)
         return cls(x, noise + unsure * begun.square(), explained)
 
 
@@ -128,7 +128,7 @@ class LabelDoubt(NamedTuple):
         found = loads.explained @ ((places - slope * x) * passed) + slope * loads.x
 
         error = mix.square() @ (_within(groups) / groups.shape[1])
-        error = error + _sampled(view, mixture, groups) + MIX_ERROR**2 * _unevenness(mix) * means.var(correction=0)
+        error = error + _sampled(view, mixture, groups) + _unsure(mixture) * means.var(correction=0)
         noise = slope.square() * loads.noise
         alone = found.square() / (2 * (error * started.square() + noise + fitted)).clamp(min=LEAST_LENGTH)
         apart = (loads.x[:, None] - loads.x).square()
@@ -147,9 +147,10 @@ def _speeds(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.tensor([PLACE_SPEED, PLACE_SPEED**2], dtype=dtype, device=device)
 
 
-def _unevenness(mix: Tensor) -> Tensor:
-    """(n,) the square of the distance of each mix from equal shares."""
-    return (mix - mix.mean(1, keepdim=True)).square().sum(1)
+def _unsure(mixture: Mixture) -> Tensor:
+    """(n,) the variance of all shares of each mix together."""
+    apart = mixture.mix - mixture.mix.mean(1, keepdim=True)
+    return MIX_ERROR**2 * apart.square().sum(1) + mixture.unknown
 
 
 def _sampled(view: ServerView, mixture: Mixture, groups: Tensor) -> Tensor:

@@ -69,11 +69,12 @@ class ClassMeans(NamedTuple):
 class Mixture(NamedTuple):
     """mix: (n, C) everyone's mix before the round. gram, products, mix_after, seen: after it, as in the state.
 
-    classes: the class means of the round. along: (n, C) the inner products of the uploads with them. expected: (n,)
-    what each mix adds up to.
+    unknown: (n,) the variance of all shares of a mix together that noise leaves. classes: the class means of the round.
+    along: (n, C) the inner products of the uploads with them. expected: (n,) what each mix adds up to.
     """
 
     mix: Tensor
+    unknown: Tensor
     classes: ClassMeans
     along: Tensor
     expected: Tensor
@@ -100,8 +101,9 @@ class Mixture(NamedTuple):
         mix = torch.where(counts[:, None], mix, state.mix)
         usual = typical(state.mix, state.unrefuted, expected)
         doubtful = variance / state.seen.clamp(min=1.0) * regular_inverse(gram, ridge.mean()).trace()
+        unknown = left_unknown(usual, doubtful, expected, state.unrefuted)
         usual = believed(usual, doubtful)
-        return cls(usual, classes, along, expected, gram, products, mix, rounds)
+        return cls(usual, unknown, classes, along, expected, gram, products, mix, rounds)
 
 
 def typical(mix: Tensor, counts: Tensor, expected: Tensor) -> Tensor:
@@ -124,6 +126,18 @@ def regular_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
     for _ in range(INVERSIONS):
         found = 2 * found - found @ regular @ found
     return found
+
+
+def left_unknown(mix: Tensor, noise: Tensor, expected: Tensor, counts: Tensor) -> Tensor:
+    """(n,) the variance of all shares of each mix together, given what noise leaves of them. noise: (n,) of all shares.
+
+    How uneven a mix may be whose worker sends too little to tell, those of the others tell: for their size, it is as
+    uneven as theirs are beyond their noise. Where workers are alike nothing is left.
+    """
+    apart = (mix - mix.mean(1, keepdim=True)).square().sum(1) - noise
+    usual = (apart * counts).sum() / (expected.square() * counts).sum().clamp(min=TINY)
+    before = usual.clamp(0.0, 1.0) * expected.square()
+    return before * noise / (before + noise).clamp(min=TINY)
 
 
 def believed(mix: Tensor, noise: Tensor) -> Tensor:

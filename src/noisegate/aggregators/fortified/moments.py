@@ -38,16 +38,19 @@ class ExampleMoments(NamedTuple):
     variance: Tensor
 
     @classmethod
-    def of(cls, along: Tensor, own: Tensor, mix: Tensor, reach: Tensor, noise: Tensor, batch: int) -> "ExampleMoments":
+    def of(
+        cls, along: Tensor, own: Tensor, mix: Tensor, unknown: Tensor, reach: Tensor, noise: Tensor, batch: int
+    ) -> "ExampleMoments":
         """along: (A, K - 1) the examples along the directions that all workers share. own: (A, n) along each worker's
-        own, which comes last. mix: (n, C). noise: () the variance of the noise along any direction.
+        own, which comes last. mix: (n, C), and unknown: (n,), as in `Mixture`. noise: () the variance of the noise
+        along any direction.
         """
         shared, each_own = _by_class(along, mix.shape[1]), _by_class(own, mix.shape[1])
         squares = mix.square()
         of_shared = [mix @ shared[0], squares @ shared[1], mix @ shared[2]]
         of_own = [(mix * each_own[0].T).sum(1), (squares * each_own[1].T).sum(1), (mix * each_own[2].T).sum(1)]
         equal = mix.mean(1, keepdim=True)
-        unsure = (MIX_ERROR * (mix - equal)).square().sum(1, keepdim=True)
+        unsure = (MIX_ERROR * (mix - equal)).square().sum(1, keepdim=True) + unknown[:, None]
         of_shared[1] = of_shared[1] + unsure * shared[0].var(0, correction=0)
         of_own[1] = of_own[1] + unsure[:, 0] * each_own[0].var(0, correction=0)
         of_all = torch.cat([shared[1].sum(0).expand(len(mix), -1), each_own[1].sum(0)[:, None]], 1)
