@@ -100,7 +100,7 @@ class Mixture(NamedTuple):
         mix = fitted(state.mix, gram, products, ridge, expected)
         mix = torch.where(counts[:, None], mix, state.mix)
         usual = typical(state.mix, state.unrefuted, expected)
-        doubtful = variance / state.seen.clamp(min=1.0) * regular_inverse(gram, ridge.mean()).trace()
+        doubtful = variance / state.seen.clamp(min=1.0) * spread_of_fit(gram, ridge.mean())
         unknown = left_unknown(usual, doubtful, expected, state.unrefuted)
         usual = believed(usual, doubtful)
         return cls(usual, unknown, classes, along, expected, gram, products, mix, rounds)
@@ -126,6 +126,15 @@ def regular_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
     for _ in range(INVERSIONS):
         found = 2 * found - found @ regular @ found
     return found
+
+
+def spread_of_fit(gram: Tensor, ridge: Tensor) -> Tensor:
+    """() the variance of all shares of a fitted mix together, for products whose noise has `gram` as its covariance.
+
+    The fit multiplies the products by R = (gram + ridge)^-1. So that is the trace of R gram R.
+    """
+    inverse = regular_inverse(gram, ridge)
+    return (inverse.trace() - ridge * inverse.square().sum()).clamp(min=0.0)
 
 
 def left_unknown(mix: Tensor, noise: Tensor, expected: Tensor, counts: Tensor) -> Tensor:
