@@ -14,12 +14,12 @@ from noisegate.data import Dataset
 from noisegate.entropy import Secret
 from noisegate.errors import DataError, SpecError
 from noisegate.features import Features
-from noisegate.models import build_model, check_module
 from noisegate.protocol import MOST_CLAIMED, Mechanism, Server, expected_of
 from noisegate.roles import Aggregator, Attack, Worker, trigger_of
 from noisegate.runs.dealing import Dealt, copies, count_honest, deal, held_by_byzantine, surrogate
 from noisegate.runs.features import RunFeatures, features_of
 from noisegate.runs.identity import digest_data, digest_run
+from noisegate.runs.modules import model_of
 from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of, sizes_are_public
 from noisegate.runs.spec import Spec
 from noisegate.sampling import SAMPLINGS, Sampling
@@ -138,7 +138,7 @@ def prepare(
     sampling = _sampling(spec, dealt, declared)
     rounds = spec.rounds or math.ceil((defaults.epochs if defaults else DEFAULT_EPOCHS) * declared / spec.batch)
 
-    name, module = _model(spec, dataset, module, defaults.model if defaults else DEFAULT_MODEL, features is not None)
+    name, module = model_of(spec, dataset, module, defaults.model if defaults else DEFAULT_MODEL, features is not None)
     model = FlatModel(module, loss, device)
     priced = PricedWorkers(dealt.honest_sizes(), declared, rounds, signs_of(parts.worker, model.d))
     promise = make_promise(spec, sampling, priced).with_copies(copies(spec, dealt))
@@ -166,17 +166,6 @@ def prepare(
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
     about = dataset.name, name, embedding.name if embedding else ""
     return Setup(federation, promise, x_test, y_test, every, *about, given, dealt.aux)
-
-
-def _model(spec: Spec, dataset: Dataset, module: nn.Module | None, usual: str, own: bool) -> tuple[str, nn.Module]:
-    """The model's name and module. usual: that of the data set. own: the features are not those of the spec."""
-    if module is not None:
-        check_module(module)
-        return type(module).__name__, module
-    if own and spec.model is None:  # the rate was chosen with the spec, and not for these features
-        raise SpecError('features: are given, and no model; give one too, such as Spec(model="linear")')
-    name = spec.head(usual) or usual
-    return name, build_model(name, dataset.shape, dataset.classes, stream(spec.seed, "weights"))
 
 
 class Parts(NamedTuple):
