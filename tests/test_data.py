@@ -33,6 +33,9 @@ EXPECTED = {
 }
 
 
+OWNER = torch.tensor([0, 0, 0, 1, 1, 1])
+
+
 def real_files(name: str) -> Path:
     """The folder that holds the real data sets, or a skip that says which is missing."""
     if not (REAL / name).is_dir():
@@ -82,6 +85,9 @@ def test_a_sound_dataset_is_accepted():
         ({"x_test": torch.full((3, 2), torch.inf)}, "x_test has NaN or infinite"),
         ({"x_test": torch.zeros(3, 4)}, "same shape"),
         ({"classes": 1, "y": torch.zeros(6, dtype=torch.int64)}, "at least 2"),
+        ({"owner_test": torch.zeros(3, dtype=torch.int64)}, "owner_test is given without owner"),
+        ({"owner": OWNER, "owner_test": torch.zeros(2, dtype=torch.int64)}, "each example of x_test"),
+        ({"owner": OWNER, "owner_test": torch.tensor([0, 1, 2])}, "worker 2, who holds no example of x"),
     ],
 )
 def test_an_unsound_dataset_is_one_sentence(changes, sentence):
@@ -356,6 +362,20 @@ def test_npz_with_test_arrays(tmp_path):
     assert (data.name, data.shape, data.classes) == ("mine", (2, 2), 3)
     assert torch.equal(data.x, torch.arange(24.0).reshape(6, 2, 2))
     assert data.y_test.tolist() == [0, 1, 2]
+
+
+def test_npz_says_who_holds_each_test_example(tmp_path):
+    x, y = np.arange(100.0)[:, None], np.arange(100) % 2
+    owner = np.arange(100) % 3
+    given = load(save(tmp_path / "given.npz", x=x, y=y, x_test=x, y_test=y, worker=owner, worker_test=owner))
+    assert given.owner_test.tolist() == owner.tolist()
+    split = load(save(tmp_path / "split.npz", x=x, y=y, worker=owner))
+    assert split.owner_test.tolist() == [int(value) % 3 for value in split.x_test.flatten()]
+    assert load(save(tmp_path / "bare.npz", x=x, y=y, x_test=x, y_test=y, worker=owner)).owner_test is None
+    with pytest.raises(DataError, match="has worker_test without x_test; give both"):
+        load(save(tmp_path / "half.npz", x=x, y=y, worker=owner, worker_test=owner))
+    with pytest.raises(DataError, match="one for each of x_test"):
+        load(save(tmp_path / "short.npz", x=x, y=y, x_test=x[:4], y_test=y[:4], worker=owner, worker_test=owner))
 
 
 def test_npz_without_test_arrays_is_split_by_the_generator(tmp_path):

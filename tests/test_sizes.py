@@ -229,7 +229,7 @@ def test_owners_follow_the_split_of_a_file_without_test_examples(tmp_path):
 @pytest.mark.parametrize(
     ("owners", "sentence"),
     [
-        ([0, 1, 2], r"worker has shape \(3,\); it must have shape \(6,\)"),
+        ([0, 1, 2], r"worker has shape \(3,\); it must be \(6,\)"),
         ([0, 1, 2, 3, 4, -1], "worker has the label -1"),
         ([0, 1, 2, 3, 4, 0.5], "worker has the label 0.5"),
         (["a"] * 6, "worker has dtype"),

@@ -17,7 +17,8 @@ class Dataset:
     shape, y and y_test are int64 of shape (N,) with values in 0..classes-1, each part has at least one
     example, and there are at least two classes.
 
-    owner: (N,) int64, 0 or more: which worker holds each example of x, where the data say so.
+    owner: (N,) int64, 0 or more: which worker holds each example of x, where the data say so. owner_test: the same of
+    x_test, whose owners are among those of x: with it a run tells how accurate the model is for each worker's own.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Dataset:
     y_test: Tensor
     classes: int
     owner: Tensor | None = None
+    owner_test: Tensor | None = None
 
     def __post_init__(self) -> None:
         checks.count(classes=self.classes)
@@ -40,7 +42,19 @@ class Dataset:
                 f"{tuple(self.x_test.shape[1:])}; both parts need the same shape"
             )
         if self.owner is not None:
-            _check_owner(self.name, self.owner, len(self.y))
+            _check_owner(self.name, "owner", self.owner, "x", len(self.y))
+        if self.owner_test is not None:
+            self._check_owner_test(self.owner_test)
+
+    def _check_owner_test(self, owner_test: Tensor) -> None:
+        if self.owner is None:
+            raise DataError(f"{self.name}: owner_test is given without owner; give both, or leave it out")
+        _check_owner(self.name, "owner_test", owner_test, "x_test", len(self.y_test))
+        if strangers := sorted(set(owner_test.tolist()) - set(self.owner.tolist())):
+            raise DataError(
+                f"{self.name}: owner_test has worker {strangers[0]}, who holds no example of x; test examples belong "
+                "to workers that train"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -48,14 +62,14 @@ class Dataset:
         return tuple(self.x.shape[1:])
 
 
-def _check_owner(name: str, owner: Tensor, examples: int) -> None:
+def _check_owner(name: str, what: str, owner: Tensor, of: str, examples: int) -> None:
     if owner.dtype != torch.int64 or owner.shape != (examples,):
         raise DataError(
-            f"{name}: owner must be int64 of shape ({examples},), one worker for each example of x, got {owner.dtype} "
-            f"of shape {tuple(owner.shape)}"
+            f"{name}: {what} must be int64 of shape ({examples},), one worker for each example of {of}, got "
+            f"{owner.dtype} of shape {tuple(owner.shape)}"
         )
     if int(owner.min()) < 0:
-        raise DataError(f"{name}: owner has {int(owner.min())}; workers are numbered 0, 1, 2, ...")
+        raise DataError(f"{name}: {what} has {int(owner.min())}; workers are numbered 0, 1, 2, ...")
 
 
 def _check_part(name: str, x_name: str, x: Tensor, y_name: str, y: Tensor, classes: int) -> None:

@@ -1,5 +1,6 @@
 """`load`: a data set by its name, or from an .npz of the user's own."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def load(name: str, rng: torch.Generator | None = None) -> Dataset:
     `x` (N, ...) of any real dtype and `y` (N,) of whole numbers 0..classes-1, every class present, and may
     hold `x_test`, `y_test`; values are taken as they are, so scale them first. Without test arrays a fifth is
     split off by `rng`, or by a fixed stream if that is None. An array `worker` (N,) of whole numbers says which worker
-    holds each example of `x`.
+    holds each example of `x`, and `worker_test` the same of `x_test`.
     """
     if path := own_path(name):
         return _own(path, stream(0, "npz-split") if rng is None else rng)
@@ -45,14 +46,14 @@ def own_path(name: str) -> Path | None:
 
 
 def _own(path: Path, rng: torch.Generator) -> Dataset:
-    arrays = archive(path, ("x", "y", "x_test", "y_test", "worker"))
+    arrays = archive(path, ("x", "y", "x_test", "y_test", "worker", "worker_test"))
     for key in ("x", "y"):
         if key not in arrays:
             raise DataError(f"{path}: has no array {key!r}; an .npz data set needs x and y")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path}: has only one of x_test and y_test; give both or neither")
     x, y = _features(path, "x", arrays["x"]), _labels(path, "y", arrays["y"])
-    owner = _owners(path, arrays["worker"], len(x)) if "worker" in arrays else None
+    owner, owner_test = _owners(path, arrays, "worker", "x"), _owners(path, arrays, "worker_test", "x_test")
     if "x_test" in arrays:
         x_test, y_test = (
             _features(path, "x_test", arrays["x_test"]),
@@ -61,8 +62,9 @@ def _own(path: Path, rng: torch.Generator) -> Dataset:
     else:
         train, test = _split(path, x, y, rng)
         x, y, x_test, y_test = x[train], y[train], x[test], y[test]
-        owner = None if owner is None else _left(path, owner, train)
-    return Dataset(path.stem, x, y, x_test, y_test, _classes(path, torch.cat((y, y_test))), owner)
+        if owner is not None:
+            owner, owner_test = _left(path, owner, train), owner[test]
+    return Dataset(path.stem, x, y, x_test, y_test, _classes(path, torch.cat((y, y_test))), owner, owner_test)
 
 
 def read_examples(path: Path, names: tuple[str, str] = ("x", "y")) -> tuple[Tensor, Tensor]:
@@ -101,11 +103,16 @@ def _labels(path: Path, key: str, array: NDArray[Any]) -> Tensor:
     return torch.from_numpy(array.astype(np.int64))
 
 
-def _owners(path: Path, array: NDArray[Any], examples: int) -> Tensor:
-    """Which worker holds each example."""
+def _owners(path: Path, arrays: Mapping[str, NDArray[Any]], key: str, of: str) -> Tensor | None:
+    """Which worker holds each example; None if the file does not say so."""
+    if key not in arrays:
+        return None
+    if of not in arrays:
+        raise DataError(f"{path}: has {key} without {of}; give both, or leave it out")
+    array, examples = arrays[key], len(arrays[of])
     if array.ndim != 1 or len(array) != examples:
-        raise DataError(f"{path}: worker has shape {array.shape}; it must have shape ({examples},), one for each of x")
-    return _labels(path, "worker", array)
+        raise DataError(f"{path}: {key} has shape {array.shape}; it must be ({examples},), one for each of {of}")
+    return _labels(path, key, array)
 
 
 def _left(path: Path, owner: Tensor, train: Tensor) -> Tensor:

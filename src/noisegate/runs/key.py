@@ -96,7 +96,7 @@ def fingerprint(
     tensors: list[Tensor] = []
     if dataset is not None:
         tensors += [dataset.x, dataset.y, dataset.x_test, dataset.y_test]
-        tensors += [] if dataset.owner is None else [dataset.owner]
+        tensors += [owner for owner in (dataset.owner, dataset.owner_test) if owner is not None]
     elif file is not None:
         _add_file(digest, file)
     if model is not None:
