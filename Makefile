@@ -2,6 +2,7 @@
 # make test   environment, install, lint, types, every test
 # make kernels   the tests of the GPU kernels, by Triton's interpreter on this CPU (a part of make test)
 # make docs   whether the tables in the docs are those of the committed benchmark results
+# make site   the documentation site in site/, with every warning an error, and what its pages load and link to
 # make quick  the paper's experiments in miniature, on digits
 # make lowest    the command line with the lowest versions that are allowed, in an environment of its own
 # make flower    noisegate on a real Flower, a SuperLink and four SuperNodes: some ten minutes
@@ -26,7 +27,7 @@ SECOND := $(filter-out $(FIRST) $(KERNELS) $(ALONE),$(wildcard tests/test_*.py))
 LOWEST       ?= .venv-lowest
 LOWEST_TORCH ?= 2.6.0
 
-.PHONY: demo test lint types unit unit-first unit-second unit-alone kernels docs quick flower lowest versions bench wheel clean
+.PHONY: demo test lint types unit unit-first unit-second unit-alone kernels docs site quick flower lowest versions bench wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/noisegate run
@@ -63,6 +64,11 @@ kernels: $(VENV)/developed
 docs: $(VENV)/developed
 	$(BIN)/python -m pytest tests/docs
 
+# The environment variable leaves out a note on the future of mkdocs, which is no warning of ours.
+site: $(VENV)/sited
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python -m pytest tests/site
+
 quick: $(VENV)/developed
 	$(BIN)/noisegate reproduce --quick --out runs/quick
 
@@ -92,9 +98,13 @@ $(VENV)/developed: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
 	touch $@
 
+$(VENV)/sited: $(VENV)/developed
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[site]'
+	touch $@
+
 $(VENV)/benched: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[bench]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-* dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* dist build site .pytest_cache .mypy_cache .ruff_cache .hypothesis
