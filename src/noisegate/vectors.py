@@ -18,23 +18,56 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """One cross-entropy per example: the default loss."""
-    return functional.cross_entropy(outputs, targets, reduction="none")
+    """One cross-entropy per example: the default loss. Of one logit per example it is the binary one."""
+    return functional.cross_entropy(scores_of(outputs), targets, reduction="none")
+
+
+def scores_of(outputs: Tensor) -> Tensor:
+    """(N, classes), of which the highest is the answer: one logit per example, (N,) or (N, 1), stands for two classes.
+
+    Their scores are then 0 and the logit, so the answer is class 1 where the logit is above 0.
+    """
+    logit = outputs[:, None] if outputs.ndim == 1 else outputs
+    return torch.cat([torch.zeros_like(logit), logit], 1) if logit.ndim == 2 and logit.shape[1] == 1 else outputs
+
+
+def check_outputs(outputs: Any, examples: int, classes: int | None) -> None:
+    """SpecError unless these are (N, classes), or one logit for each of N examples of two classes.
+
+    classes: None where nobody knows how many there are.
+    """
+    shape = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+    found = tuple(scores_of(outputs).shape) if isinstance(outputs, Tensor) else ()
+    if len(found) == 2 and found[0] == examples and (found[1] == classes or (classes is None and found[1] > 1)):
+        return
+    wanted = "(N, classes)" if classes is None else f"({examples}, {classes})"
+    logit = ", or one logit if there are two classes" if classes is None else ", or one logit" if classes == 2 else ""
+    raise SpecError(
+        f"model: gives outputs of shape {shape} for {examples} examples; noisegate trains classifiers: give {wanted}, "
+        f"one number for each class of the data{logit}"
+    )
 
 
 class FlatModel:
     """A module and a loss as functions of one flat parameter vector.
 
     The module is copied, so the caller's stays as it is, and it runs in evaluation mode. Parameters lie in the vector
-    in the order of `named_parameters()`. The loss maps (outputs, targets) of B examples to B numbers.
+    in the order of `named_parameters()`. The loss maps (outputs, targets) of B examples to B numbers. classes: of the
+    data, where that is known.
     """
 
-    def __init__(self, module: nn.Module, loss: Loss = cross_entropy, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        loss: Loss = cross_entropy,
+        device: torch.device | str = "cpu",
+        classes: int | None = None,
+    ) -> None:
         try:
             self.module = copy.deepcopy(module).to(device).eval().requires_grad_(False)
         except RuntimeError as error:
             raise SpecError(f"model: cannot be copied ({str(error).splitlines()[0]})") from None
-        self.loss = loss
+        self.loss, self.classes = loss, classes
         self.lock = threading.RLock()
         """Held while the module is called: calls put parameters and hooks into it for that long."""
         self.names = [name for name, _ in self.module.named_parameters()]
@@ -69,6 +102,12 @@ class FlatModel:
         with self.lock:
             result: Tensor = functional_call(self.module, self.tensors(vector), (x,), tie_weights=self.shares)
         return result
+
+    def scores(self, vector: Tensor, x: Tensor) -> Tensor:
+        """(N, classes), of which the highest is the answer: `scores_of` the outputs. SpecError if they are no such."""
+        outputs = self.outputs(vector, x)
+        check_outputs(outputs, len(x), self.classes)
+        return scores_of(outputs)
 
     def losses(self, vector: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """One loss per example, shape (B,)."""

@@ -66,7 +66,8 @@ class Server:
         loss: Loss = cross_entropy,
     ) -> None:
         check_module(model)
-        self.model, self.settings, self.auxiliary, self.test = FlatModel(model, loss), settings, auxiliary, test
+        self.model = FlatModel(model, loss, classes=settings.classes or None)
+        self.settings, self.auxiliary, self.test = settings, auxiliary, test
         self.terms = settings.terms(self.model.d)
         self.watch: Callable[[dict[str, Any]], None] = lambda line: None
         self.hear: Callable[[Mapping[str, Any]], None] = lambda line: None
@@ -262,7 +263,7 @@ class Server:
         x, y = self.test
         right = 0
         for some, labels in zip(x.split(AT_ONCE), y.split(AT_ONCE), strict=True):
-            right += int((self.model.outputs(now.state.params, some).argmax(1) == labels).sum())
+            right += int((self.model.scores(now.state.params, some).argmax(1) == labels).sum())
         now.checkpoint.accuracy = right / len(y)
         return now.checkpoint.accuracy
 

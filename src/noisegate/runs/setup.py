@@ -139,7 +139,7 @@ def prepare(
     rounds = spec.rounds or math.ceil((defaults.epochs if defaults else DEFAULT_EPOCHS) * declared / spec.batch)
 
     name, module = model_of(spec, dataset, module, defaults.model if defaults else DEFAULT_MODEL, features is not None)
-    model = FlatModel(module, loss, device)
+    model = FlatModel(module, loss, device, dataset.classes)
     priced = PricedWorkers(dealt.honest_sizes(), declared, rounds, signs_of(parts.worker, model.d))
     promise = make_promise(spec, sampling, priced).with_copies(copies(spec, dealt))
 

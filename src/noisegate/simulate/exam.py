@@ -12,7 +12,7 @@ from noisegate.vectors import FlatModel
 @torch.no_grad()
 def answers(model: FlatModel, params: Tensor, x: Tensor) -> Tensor:
     """(n,) the class with the highest output for each example."""
-    return torch.cat([model.outputs(params, block).argmax(1) for block in x.split(EVALUATION_BLOCK)])
+    return torch.cat([model.scores(params, block).argmax(1) for block in x.split(EVALUATION_BLOCK)])
 
 
 def recall(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, classes: int) -> list[float | None]:

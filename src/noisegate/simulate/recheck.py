@@ -98,7 +98,7 @@ def recheck(run: Federation, state: FederationState, t: int, x_test: Tensor) -> 
 @torch.no_grad()
 def check_outputs(run: Federation, params: Tensor, t: int, x: Tensor) -> None:
     """SpecError if most test examples have no finite output, though the model is finite and nobody attacked it."""
-    share = 1 - float(run.mechanism.model.outputs(params, x).isfinite().flatten(1).all(1).double().mean())
+    share = 1 - float(run.mechanism.model.scores(params, x).isfinite().all(1).double().mean())
     if share > sight.BROKEN and not attacked(run):
         raise SpecError(
             f"round {t}: model: gives no finite output for {share:.0%} of {len(x)} test examples, though it does for "

@@ -127,7 +127,7 @@ class Examiner:
     def __init__(self, model: FlatModel, x: Tensor, y: Tensor) -> None:
         self.x, self.y, self.examples = x, y, len(y)
         # Its own module: whoever calls one puts parameters into it for that long.
-        self.model = FlatModel(model.module, model.loss, x.device)
+        self.model = FlatModel(model.module, model.loss, x.device, model.classes)
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, params: Tensor) -> "Tensor | Future[int]":
@@ -151,7 +151,7 @@ def accuracy(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> float:
 def right_answers(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """() how many examples have their highest output at their label."""
     right = [
-        (model.outputs(params, block).argmax(1) == labels).sum()
+        (model.scores(params, block).argmax(1) == labels).sum()
         for block, labels in zip(x.split(EVALUATION_BLOCK), y.split(EVALUATION_BLOCK), strict=True)
     ]
     return torch.stack(right).sum()

@@ -107,7 +107,7 @@ def doubled(model: FlatModel) -> FlatModel:
     """The model in float64, and the loss if it is a module."""
     loss = copy.deepcopy(model.loss).double() if isinstance(model.loss, nn.Module) else model.loss
     device = next(model.module.parameters()).device
-    return FlatModel(copy.deepcopy(model.module).double(), loss, device)
+    return FlatModel(copy.deepcopy(model.module).double(), loss, device, model.classes)
 
 
 def first_line(error: Exception) -> str:

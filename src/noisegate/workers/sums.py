@@ -12,7 +12,8 @@ from noisegate.entropy import Randomness
 from noisegate.errors import SpecError
 from noisegate.examples import Examples
 from noisegate.roles import Worker
-from noisegate.vectors import FlatModel, counting
+from noisegate.streams import stream
+from noisegate.vectors import FlatModel, check_outputs, counting, scores_of
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.company import Company, closed_form_if_sound
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
@@ -22,6 +23,10 @@ from noisegate.workers.sight import FAILURES, SUSPECT, differ, first_line
 WAYS = ("auto", "closed-form", "direct")
 ROUNDING = 2**-20
 """What one more contribution can add to the error of a sum in float32, relative to its length; measured: a third."""
+
+
+TRIED_WEIGHTS = 16
+"""How often the output of a model that should be a logit is looked at, each time at other weights."""
 
 
 def choose_sums(
@@ -57,7 +62,6 @@ def _check_one(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> None:
             before = x[:1].repeat(2, *(1 for _ in x.shape[1:]))
             pair = before.clone()
             one, two = model.outputs(params, pair[:1].clone()), model.outputs(params, pair)
-            once, again = (model.losses(params, x[:2].clone(), y[:2].clone()) for _ in range(2))
         if not torch.equal(pair, before):
             raise SpecError("model: writes to its inputs, which are the data; look for an operation in place")
         if isinstance(one, Tensor) and isinstance(two, Tensor) and (len(two) != 2 or one.shape != (1, *two.shape[1:])):
@@ -65,6 +69,14 @@ def _check_one(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> None:
                 f"model: gives outputs of shape {tuple(one.shape)} for one example and {tuple(two.shape)} for two; it "
                 "must give one row per example, also in a batch of one (look for squeeze() without a dimension)"
             )
+        check_outputs(two, 2, model.classes)
+        classes, highest = scores_of(two).shape[1], int(y.max())
+        if highest >= classes:
+            raise SpecError(f"model: tells {classes} classes apart, but there is an example with the label {highest}")
+        if two.numel() == 2:
+            _check_logit(model, params, pair)
+        with torch.no_grad():
+            once, again = (model.losses(params, x[:2].clone(), y[:2].clone()) for _ in range(2))
         if differ(once, again, SUSPECT):
             raise SpecError(
                 "model or loss: gives other losses for the same examples when it is called again, so it keeps state or "
@@ -78,6 +90,21 @@ def _check_one(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> None:
             f"model: its loss cannot be differentiated for one example of shape {tuple(x.shape[1:])} "
             f"({first_line(error)}); it must accept a batch of one and work under torch.func"
         ) from None
+
+
+def _check_logit(model: FlatModel, params: Tensor, x: Tensor) -> None:
+    """SpecError if what should be a logit is a probability, which is above 0 whatever the answer is."""
+    rng = stream(0, "logit")
+    for _ in range(TRIED_WEIGHTS):  # a logit leaves the range of a probability at some weights
+        shaken = params + torch.randn(params.shape, generator=rng).to(params)
+        with torch.no_grad():
+            said = model.outputs(shaken, x.clone())
+        if not bool(((said >= 0) & (said <= 1)).all()):
+            return
+    raise SpecError(
+        "model: its one output is always from 0 to 1, as a probability is, but must be a logit, whose sign is the "
+        "answer; leave the sigmoid out (the default loss has it, as binary_cross_entropy_with_logits has)"
+    )
 
 
 def rounded_sensitivity(worker: Worker, batch: float) -> float:
