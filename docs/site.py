@@ -46,7 +46,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = waiting.pop()
         for target in _links(page.read_text(encoding="utf-8")):
             path = _target(page, target)
-            if path and not path.is_relative_to(DOCS) and _add(path, files, config) and path.suffix == ".md":
+            if path and not _in_docs(path) and _add(path, files, config) and path.suffix == ".md":
                 waiting.append(path)
     return files
 
@@ -61,7 +61,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def rewritten(found: re.Match[str]) -> str:
         target, _, anchor = found["target"].partition("#")
         path = _target(origin, target)
-        if path is None or (path.is_relative_to(DOCS) and origin.is_relative_to(DOCS) and path.is_file()):
+        if path is None or (_in_docs(path) and _in_docs(origin) and path.is_file()):
             return found[0]
         address = os.path.relpath(_address(path), here or ".")
         return f"{found['text']}{address}{'#' + anchor if anchor else ''}"
@@ -89,12 +89,17 @@ def _target(page: Path, target: str) -> Path | None:
 
 def _address(path: Path) -> str:
     """Where a file or folder of the repository is on the site: what mkdocs calls its src_uri."""
-    if path.is_relative_to(DOCS):
+    if _in_docs(path):
         return path.relative_to(DOCS).as_posix()
     name = path.relative_to(ROOT).as_posix()
     if name == "README.md":
         return "index.md"
     return name if path.suffix == ".md" or _is_raw(path) else f"files/{name}.md"
+
+
+def _in_docs(path: Path) -> bool:
+    """Whether mkdocs has it already: everything in docs/ but this file."""
+    return path.is_relative_to(DOCS) and path != Path(__file__).resolve()
 
 
 def _is_raw(path: Path) -> bool:
