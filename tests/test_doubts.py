@@ -188,7 +188,8 @@ def test_along_the_common_directions_what_workers_share_of_an_error_stands_apart
     n, v = 6, OFFSET_SPEED / (2 - OFFSET_SPEED)
     own = normal(20, COMMON) + torch.arange(4.0).repeat_interleave(5)[:, None]
     mix = torch.tensor([[0.25] * 4, [1.0, 0, 0, 0], [0.5, 0.5, 0, 0], [0, 0, 0.1, 0.9], [0.5] * 4, [0.1] * 4])
-    seen = ExampleMoments.of(own, normal(20, n, name="own"), mix, torch.tensor(1.0), torch.tensor(0.04), 16)
+    given = torch.zeros(n), torch.tensor(1.0), torch.tensor(0.04)
+    seen = ExampleMoments.of(own, normal(20, n, name="own"), mix, *given, 16)
     offsets, ties = 0.1 * normal(n, COMMON - 1, name="offsets"), torch.arange(n)
     error, noise = np.zeros((n, COMMON - 1)), np.zeros((n, COMMON - 1))
     for i, k in np.ndindex(error.shape):

@@ -19,7 +19,7 @@ from torch.nn import functional
 from noisegate.aggregators.fortified import evidence
 from noisegate.aggregators.fortified.expectation import Interval, expected
 from noisegate.aggregators.fortified.mixture import ClassMeans, Mixture
-from noisegate.aggregators.fortified.moments import STANDARD_ERRORS, ExampleMoments
+from noisegate.aggregators.fortified.moments import MIX_ERROR, STANDARD_ERRORS, ExampleMoments
 from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, PROBES, UPDATE_SPEEDS
 from noisegate.aggregators.fortified.trust import agreement_of, promised_by
 from noisegate.aggregators.ks_test import (
@@ -311,14 +311,16 @@ def by_class(values: list[float], classes: int) -> list[tuple[float, float, floa
     return [(sum(group) / each, w / each, square) for group, w, square in zip(groups, within, squares, strict=True)]
 
 
-def moments_by_loops(values: list[float], mix: list[float], noise: float, batch: int) -> dict[str, float]:
-    """Of the examples along one direction, for one worker."""
+def moments_by_loops(
+    values: list[float], mix: list[float], noise: float, batch: int, unknown: float = 0.0
+) -> dict[str, float]:
+    """Of the examples along one direction, for one worker. unknown: the variance of all shares of its mix together."""
     classes, equal = len(mix), sum(mix) / len(mix)
     found = by_class(values, classes)
     middle = sum(each[0] for each in found) / classes
     between = sum((each[0] - middle) ** 2 for each in found) / classes
-    uneven = sum((share - equal) ** 2 for share in mix)
-    error = sum(share**2 * each[1] for share, each in zip(mix, found, strict=True)) + 4 * uneven * between
+    uneven = sum((MIX_ERROR * (share - equal)) ** 2 for share in mix) + unknown
+    error = sum(share**2 * each[1] for share, each in zip(mix, found, strict=True)) + uneven * between
     second = sum(share * each[2] for share, each in zip(mix, found, strict=True))
     return {
         "mean": sum(share * each[0] for share, each in zip(mix, found, strict=True)),
@@ -339,7 +341,7 @@ def moments_of(along: torch.Tensor, mix: list[list[float]], noise: float = 0.0, 
     """Along (A, K) shared directions; the own averages of all workers are the first of them."""
     rows = torch.tensor(mix, dtype=along.dtype)
     own = along[:, :1].expand(-1, len(mix))
-    return ExampleMoments.of(along, own, rows, torch.tensor(2.0), torch.tensor(noise), batch)
+    return ExampleMoments.of(along, own, rows, torch.zeros(len(mix)), torch.tensor(2.0), torch.tensor(noise), batch)
 
 
 @pytest.mark.parametrize("each", [1, 2, 5])
@@ -347,14 +349,15 @@ def test_what_the_servers_examples_show_by_a_loop_over_workers_and_directions(ea
     mix, s, batch, reach = list(MIXES.values()), 0.4, 16, 1.2
     along, own = normal(4 * each, 3) + 0.5, normal(4 * each, len(mix), name="own") - 0.2
     along[:, 1] *= torch.arange(4.0).repeat_interleave(each)  # classes that differ, and one that is always the same
-    given = along, own, torch.tensor(mix), torch.tensor(reach), torch.tensor(s * s)
+    unknown = 0.1 * torch.arange(float(len(mix)))
+    given = along, own, torch.tensor(mix), unknown, torch.tensor(reach), torch.tensor(s * s)
     before = [part.clone() for part in given]
     found = ExampleMoments.of(*given, batch)
     assert all(torch.equal(*pair) for pair in zip(given, before, strict=True))
     for i, shares in enumerate(mix):
         for k in range(4):
             values = (along[:, k] if k < 3 else own[:, i]).tolist()
-            wanted = moments_by_loops(values, shares, s * s, batch)
+            wanted = moments_by_loops(values, shares, s * s, batch, float(unknown[i]))
             for name, value in wanted.items():
                 assert float(getattr(found, name)[i, k]) == pytest.approx(value, rel=1e-4), (name, i, k)
             assert float(found.allowance()[i, k]) == pytest.approx(3 * math.sqrt(wanted["error"]), rel=1e-4)
@@ -364,7 +367,8 @@ def test_what_the_servers_examples_show_by_a_loop_over_workers_and_directions(ea
 
 def test_own_reach_is_never_less_than_nothing():
     own = torch.full((8, 2), 0.9)
-    found = ExampleMoments.of(own, own, torch.tensor(2 * [MIXES["equal"]]), torch.tensor(0.5), torch.tensor(0.1), 16)
+    equal, given = torch.tensor(2 * [MIXES["equal"]]), (torch.tensor(0.5), torch.tensor(0.1))
+    found = ExampleMoments.of(own, own, equal, torch.zeros(2), *given, 16)
     assert found.own_reach.tolist() == [0.0, 0.0]
 
 
@@ -402,7 +406,7 @@ def test_what_is_shared_of_an_error_is_no_more_than_that_of_equal_shares():
 def interval(along, own, mix, s=0.0, apart=None, lengths=None, own_lengths=None, echo=0.0, weight=0.0, reach=0.0):
     """What is expected where the (A, COMMON) examples lie so along the directions, and (A, n) along the own ones."""
     n = len(mix)
-    given = torch.tensor(reach, dtype=along.dtype), torch.tensor(s * s, dtype=along.dtype)
+    given = along.new_zeros(n), torch.tensor(reach, dtype=along.dtype), torch.tensor(s * s, dtype=along.dtype)
     projections = SimpleNamespace(
         moments=ExampleMoments.of(along, own, mix, *given, 16),
         along_gradient=along.new_zeros(n) if apart is None else apart,
@@ -535,7 +539,7 @@ def mixture_of(own: torch.Tensor, mix: torch.Tensor, uploads: torch.Tensor | Non
     """What agreement needs of a mixture, and nothing else."""
     classes = ClassMeans.of(own, mix.shape[1])
     along = None if uploads is None else uploads @ classes.means.T
-    return Mixture(mix, classes, along, mix.sum(1), None, None, None, None)
+    return Mixture(mix, torch.zeros(len(mix)), classes, along, mix.sum(1), None, None, None, None)
 
 
 def fresh_by_loops(own: torch.Tensor, mix: list[float]) -> float:

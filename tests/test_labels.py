@@ -46,7 +46,10 @@ def told(mix: torch.Tensor, believed: int | None = None):
     """(view, mixture) of as many workers, as far as labels ask for them."""
     view = SimpleNamespace(noise_std=S, believed_honest=believed or len(mix), declared=1000, batch=16)
     return view, SimpleNamespace(
-        mix=mix, expected=mix.sum(1), classes=SimpleNamespace(means=torch.zeros(mix.shape[1], 1))
+        mix=mix,
+        unknown=torch.zeros(len(mix)),
+        expected=mix.sum(1),
+        classes=SimpleNamespace(means=torch.zeros(mix.shape[1], 1)),
     )
 
 

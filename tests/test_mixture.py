@@ -23,8 +23,10 @@ from noisegate.aggregators.fortified.mixture import (
     believed,
     expected_of,
     fitted,
+    left_unknown,
     on_simplex,
     regular_inverse,
+    spread_of_fit,
     typical,
 )
 from noisegate.aggregators.fortified.state import FortifiedState
@@ -308,6 +310,48 @@ def test_equal_shares_stay_whatever_the_noise(noise):
     torch.testing.assert_close(believed(equal, torch.full((3,), noise)), equal)
 
 
+@pytest.mark.parametrize("ridge", [0.01, 0.3, 5.0])
+def test_the_spread_of_a_fit_is_that_of_fits_to_noise_alone(ridge):
+    """Products whose noise has `gram` as its covariance, fitted by a solver, many times."""
+    trials, root = 20_000, normal(6, 9, name="root")
+    gram = root @ root.T / 9
+    noise = normal(trials, 9, name="noise") @ root.T / 3
+    fits = torch.linalg.solve(gram + ridge * torch.eye(6), noise.T)
+    found = float(spread_of_fit(gram, torch.tensor(ridge)))
+    assert found == pytest.approx(float(fits.square().sum(0).mean()), rel=SURE * math.sqrt(2 / trials))
+
+
+def test_without_class_means_a_fit_has_no_spread():
+    assert float(spread_of_fit(torch.zeros(4, 4), torch.tensor(1.0))) == 0.0
+
+
+def test_what_noise_leaves_unknown_by_a_loop():
+    """As the posterior variance of a normal variable, whose prior variance the others tell, for the worker's size."""
+    n, classes = 30, 5
+    expected = 0.2 + torch.rand(n, generator=stream(1, "expected"))
+    mix = expected[:, None] * torch.rand(n, classes, generator=stream(1, "mix"))
+    noise, counts = 0.02 * torch.rand(n, generator=stream(1, "noise")), torch.arange(n) % 4 > 0
+    found = left_unknown(mix, noise, expected, counts)
+    above = size = 0.0
+    for i in range(n):
+        if counts[i]:
+            middle = float(mix[i].mean())
+            above += sum((share - middle) ** 2 for share in mix[i].tolist()) - float(noise[i])
+            size += float(expected[i]) ** 2
+    for i in range(n):
+        before = min(1.0, max(0.0, above / size)) * float(expected[i]) ** 2
+        assert float(found[i]) == pytest.approx(before * float(noise[i]) / (before + float(noise[i])), rel=1e-4)
+
+
+def test_nothing_is_unknown_of_workers_who_are_alike_or_whose_mix_is_known():
+    expected, everyone = torch.ones(6), torch.ones(6, dtype=torch.bool)
+    alike = torch.full((6, 4), 0.25)
+    assert left_unknown(alike, torch.full((6,), 0.1), expected, everyone).tolist() == [0.0] * 6
+    uneven = on_simplex(normal(6, 4), expected)
+    assert left_unknown(uneven, torch.zeros(6), expected, everyone).tolist() == [0.0] * 6
+    assert left_unknown(uneven, torch.ones(6), expected, ~everyone).isfinite().all()
+
+
 def test_the_typical_mix_is_of_equal_shares():
     """By a loop; no share of the usual mix counts as more than half of an equal one off."""
     classes, n = 4, 9
@@ -336,7 +380,7 @@ def test_where_mixes_are_typical_or_nobody_counts_they_stay():
 
 def mixture_of(mix: torch.Tensor) -> Mixture:
     """What balance needs of one, and nothing else."""
-    return Mixture(mix, None, None, mix.sum(1), None, None, None, None)
+    return Mixture(mix, torch.zeros(len(mix)), None, None, mix.sum(1), None, None, None, None)
 
 
 def unevenness(odds: torch.Tensor, mix: torch.Tensor) -> float:
