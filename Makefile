@@ -1,7 +1,8 @@
 # make demo   environment, install, and one private run under attack with the defaults
 # make test   environment, install, lint, types, every test
 # make kernels   the tests of the GPU kernels, by Triton's interpreter on this CPU (a part of make test)
-# make docs   whether the tables in the docs are those of the committed benchmark results
+# make docs   whether the tables in the docs are those of the committed benchmark results, and their outputs what is printed
+# make outputs   the outputs that the docs show, written anew
 # make site   the documentation site in site/, with every warning an error, and what its pages load and link to
 # make quick  the paper's experiments in miniature, on digits
 # make lowest    the command line with the lowest versions that are allowed, in an environment of its own
@@ -27,7 +28,7 @@ SECOND := $(filter-out $(FIRST) $(KERNELS) $(ALONE),$(wildcard tests/test_*.py))
 LOWEST       ?= .venv-lowest
 LOWEST_TORCH ?= 2.6.0
 
-.PHONY: demo test lint types unit unit-first unit-second unit-alone kernels docs site quick flower lowest versions bench wheel clean
+.PHONY: demo test lint types unit unit-first unit-second unit-alone kernels docs outputs site quick flower lowest versions bench wheel clean
 
 demo: $(VENV)/installed
 	$(BIN)/noisegate run
@@ -63,6 +64,9 @@ kernels: $(VENV)/developed
 
 docs: $(VENV)/developed
 	$(BIN)/python -m pytest tests/docs
+
+outputs: $(VENV)/developed
+	PYTHONPATH=tests $(BIN)/python tests/docs/outputs.py
 
 # The environment variable leaves out a note on the future of mkdocs, which is no warning of ours.
 site: $(VENV)/sited
