@@ -2,6 +2,7 @@
 
 import csv
 import functools
+import io
 import json
 import math
 from dataclasses import replace
@@ -14,8 +15,9 @@ from typer.testing import CliRunner
 from noisegate import SpecError, StoreError, paper
 from noisegate.cli import app
 from noisegate.paper.claims import claims
-from noisegate.paper.comparison import as_table, columns, markdown, page, rows
+from noisegate.paper.comparison import CELL_COLUMNS, as_table, cells_csv, columns, rows
 from noisegate.paper.outcomes import CellOutcome, Record, from_csv, needed, outcomes, passed, to_csv, tolerance
+from noisegate.paper.page import page
 from noisegate.paper.partition_figure import PRIVATE, distribution
 from noisegate.privacy import epsilon as spent
 from noisegate.runs import reference
@@ -366,29 +368,49 @@ def test_a_table_has_the_settings_the_numbers_and_a_verdict():
     assert row["ours"] == "0.870 (0.860 to 0.880)"
     assert row["difference"] == "+0.0"
     assert row["verdict"] == "within 1.5"
-    text = markdown(experiment, found)
-    assert "| usps | 2 | no | 0.87 |" in text
     assert as_table(experiment, found)["rows"] == rows(experiment, found)
     made = page([experiment], {"reference": found}, [], recorded(cell, 0.86, 0.87, 0.88))
     assert "Runs: 3" in made
-    assert "`noisegate reproduce reference`" in made
+    assert "(`reference`) | 1 | 1 | +0.0 |" in made
 
 
-def test_cells_that_were_not_run_stand_folded_below_the_others():
+def test_the_page_is_short_and_every_cell_is_in_a_file():
     cells = [cell_of("reference", dataset=name, epsilon=2.0, non_iid=False) for name in ("usps", "mnist", "fashion")]
     experiment = replace(load("reference"), cells=tuple(cells))
     some = [*recorded(cells[2], 0.8, 0.8, 0.8).items()][:2]
     found = outcomes(experiment, recorded(cells[0], 0.86, 0.87, 0.88) | dict(some))
-    summary = page([experiment], {"reference": found}, [], {})
-    assert "| table | cells | within | missing |" in summary
-    assert "(`reference`) | 3 | 1 | 2 |" in summary
-    shown, folded = markdown(experiment, found).split("<details>")
-    assert "| usps | 2 | no | 0.87 |" in shown
-    assert "missing: 2 of 3 seeds" in shown
-    assert "1 of 3 cells are missing" in folded
-    assert "| mnist | 2 | no |" in folded
-    assert "<details>" not in markdown(experiment, found[:1])
-    assert markdown(experiment, found[1:2]).count("| mnist |") == 1
+    made = page([experiment], {"reference": found}, [], {}, "runs.csv", "cells.csv")
+    assert "| experiment | cells | within | missing |" in made
+    assert "(`reference`) | 3 | 1 | 2 |" in made
+    assert "[cells.csv](../cells.csv)" in made
+    assert "Departures" not in made
+    assert "Outside" not in made
+    first, *lines = csv.reader(io.StringIO(cells_csv([experiment], {"reference": found})))
+    assert tuple(first) == (*CELL_COLUMNS, "difference", "verdict", "note")
+    told = [dict(zip(first, line, strict=True)) for line in lines]
+    assert [each["verdict"] for each in told] == ["within", "missing", "missing"]
+    assert told[0]["settings"] == "dataset usps; epsilon 2; non_iid no"
+    assert [told[0][name] for name in ("paper", "ours", "lowest", "highest", "seeds")] == [
+        "0.8700",
+        "0.8700",
+        "0.8600",
+        "0.8800",
+        "3",
+    ]
+    assert (told[1]["ours"], told[1]["seeds"], told[2]["seeds"]) == ("", "0", "2")
+
+
+def test_the_page_names_what_is_outside_and_why_others_depart():
+    cell = cell_of("reference", dataset="usps", epsilon=2.0, non_iid=False)
+    experiment = replace(load("reference"), cells=(cell,))
+    (outcome,) = outcomes(experiment, recorded(cell, 0.7, 0.7, 0.7))
+    assert outcome.verdict == "outside"
+    made = page([experiment], {"reference": [outcome]}, [], {})
+    assert "| `reference` | dataset usps, epsilon 2, non_iid no | 0.870 | 0.700 | -17.0 | outside |" in made
+    excused = replace(outcome, verdict="departs", note="noise | more of it")
+    made = page([experiment], {"reference": [excused, excused]}, [], {})
+    assert "Outside" not in made
+    assert "| noise \\| more of it | 2 | `reference` | -17.0 |" in made
 
 
 def test_times_are_for_people():
@@ -429,11 +451,14 @@ def test_the_command_runs_compares_and_leaves_what_it_found(tmp_path):
     assert math.isclose(cell["mean"], fmean(cell["ours"]))
     tables = json.loads((tmp_path / "store" / "tables.json").read_text())
     assert tables[0]["title"] == "A subset on digits"
-    again = call(*chosen, "--from", tmp_path / "runs.csv", "--docs", tmp_path / "page.md")
+    again = call(
+        *chosen, "--from", tmp_path / "runs.csv", "--docs", tmp_path / "page.md", "--cells", tmp_path / "c.csv"
+    )
     assert again.exit_code == 0
     assert "within" in again.stdout
     assert "trainings on" not in again.stdout, "nothing was trained"
     assert "Runs: 2" in (tmp_path / "page.md").read_text()
+    assert "within" in (tmp_path / "c.csv").read_text()
     before = sorted((tmp_path / "store" / "runs").glob("*/result.json"))
     times = [path.stat().st_mtime_ns for path in before]
     assert call(*chosen, "--out", tmp_path / "store", "--json").stdout == found.stdout

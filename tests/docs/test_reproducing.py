@@ -1,19 +1,22 @@
-"""docs/reproducing.md is what `noisegate reproduce` makes of the committed runs, and these are the ones asked for."""
+"""docs/reproducing.md and its cells are what `noisegate reproduce` makes of the committed runs."""
 
 from noisegate import paper
 from noisegate.paper.claims import claims
-from noisegate.paper.comparison import page
+from noisegate.paper.comparison import cells_csv
 from noisegate.paper.outcomes import from_csv, outcomes
+from noisegate.paper.page import page
 from scripts import ROOT, script
 
-SOURCE = "benchmarks/reproduced.csv"
+SOURCE, CELLS = "benchmarks/reproduced.csv", "benchmarks/reproduced_cells.csv"
 
 
-def test_the_docs_have_the_tables_of_the_results():
+def test_the_page_and_its_cells_are_what_the_runs_give():
     records = from_csv((ROOT / SOURCE).read_text(), SOURCE)
     chosen = [paper.load(name) for name in paper.names()]
     found = {one.name: outcomes(one, records) for one in chosen}
-    assert (ROOT / "docs" / "reproducing.md").read_text() == page(chosen, found, claims(found), records, SOURCE)
+    made = page(chosen, found, claims(found), records, SOURCE, CELLS)
+    assert (ROOT / "docs" / "reproducing.md").read_text() == made
+    assert (ROOT / CELLS).read_text() == cells_csv(chosen, found)
 
 
 def test_every_result_is_of_a_run_that_is_asked_for():

@@ -22,8 +22,9 @@ from noisegate.errors import SpecError, StoreError
 from noisegate.files import read_json
 from noisegate.paper import QUICK, Experiment
 from noisegate.paper.claims import claims
-from noisegate.paper.comparison import as_table, page
+from noisegate.paper.comparison import as_table, cells_csv
 from noisegate.paper.outcomes import Record, from_csv, needed, outcomes, passed, to_csv
+from noisegate.paper.page import page
 from noisegate.runs import costs
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import write_whole
@@ -72,7 +73,8 @@ class ReproduceFlags:
         Path | None, typer.Option("--from", help="Compare the runs of this CSV file, and run nothing.")
     ] = None
     csv: Annotated[Path | None, typer.Option(help="Also write the runs to this file.")] = None
-    docs: Annotated[Path | None, typer.Option(help="Also write the tables to this Markdown file.")] = None
+    cells: Annotated[Path | None, typer.Option(help="Also write every cell of the tables to this CSV file.")] = None
+    docs: Annotated[Path | None, typer.Option(help="Also write what came out, in short, to this Markdown file.")] = None
     as_json: flags.AsJson = False
 
     def load(self) -> list[Experiment]:
@@ -130,8 +132,10 @@ def reproduce_command(given: ReproduceFlags) -> None:
         _write(given.out / "tables.json", json.dumps(tables, indent=1) + "\n")
     if given.csv:
         _write(given.csv, to_csv(records[spec.name()] for spec in specs if spec.name() in records))
+    if given.cells:
+        _write(given.cells, cells_csv(chosen, found))
     if given.docs:
-        _write(given.docs, page(chosen, found, verdicts, records, str(given.source or "")))
+        _write(given.docs, page(chosen, found, verdicts, records, str(given.source or ""), str(given.cells or "")))
     fine = all(passed(some) for some in found.values())
     if given.as_json:
         compared = comparison_as_json(chosen, found, verdicts, fine)

@@ -1,13 +1,12 @@
-"""Tables that compare our runs with the paper: as rows, as Markdown, and as a page of the documentation."""
+"""Tables that compare our runs with the paper: as rows, for a report, and as a CSV file of all cells."""
 
-from collections import Counter
+import csv
+import io
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from noisegate.paper import Experiment, label
-from noisegate.paper.claims import PaperClaim
-from noisegate.paper.outcomes import CellOutcome, CellVerdict, Record, needed, tolerance
-from noisegate.runs import estimate
+from noisegate.paper.outcomes import CellOutcome, tolerance
 
 
 def columns(experiment: Experiment, found: Sequence[CellOutcome]) -> list[str]:
@@ -69,52 +68,28 @@ def _number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def markdown(experiment: Experiment, found: Sequence[CellOutcome]) -> str:
-    """A table with its title and its place in the paper. Cells that were not run are in a folded table below it."""
-    lines = [f"## {experiment.title}", "", f"{experiment.about} In the paper: {experiment.paper}."]
-    if experiment.rival:
-        lines.append(f"Rival: {experiment.rival}.")
-    known = [outcome for outcome in found if not _not_run(outcome)]
-    if known:
-        lines += ["", *_grid(experiment, known)]
-    if left := [outcome for outcome in found if _not_run(outcome)]:
-        few = f"{len(left)} of {len(found)} cells are missing: not run yet"
-        lines += ["", f"<details><summary>{few}</summary>", "", *_grid(experiment, left), "", "</details>"]
-    return "\n".join(lines) + "\n"
+CELL_COLUMNS = ("experiment", "settings", "paper", "logs", "rival", "reference", "ours", "lowest", "highest", "seeds")
+"""The first columns of a file of cells; `difference`, `verdict` and `note` follow."""
 
 
-def _not_run(outcome: CellOutcome) -> bool:
-    return outcome.verdict == "missing" and not outcome.accuracies
-
-
-def _grid(experiment: Experiment, found: Sequence[CellOutcome]) -> list[str]:
-    """The lines of a Markdown table."""
-    names = columns(experiment, found)
-    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
-    return lines + [f"| {' | '.join(map(_inline, row))} |" for row in rows(experiment, found)]
-
-
-def _inline(text: str) -> str:
-    """`text` in one line, with `|` escaped, as a cell of a Markdown table needs it."""
-    return " ".join(text.split()).replace("|", "\\|")
-
-
-def summary_markdown(chosen: Sequence[Experiment], found: Mapping[str, Sequence[CellOutcome]]) -> str:
-    """A table that counts the cells of each experiment by their verdict."""
-    counts = {one.name: Counter(outcome.verdict for outcome in found[one.name]) for one in chosen}
-    every = [verdict for verdict in get_args(CellVerdict) if any(verdict in count for count in counts.values())]
-    lines = ["## In short", "", f"| table | cells | {' | '.join(every)} |", "| --- |" + " ---: |" * (1 + len(every))]
+def cells_csv(chosen: Sequence[Experiment], found: Mapping[str, Sequence[CellOutcome]]) -> str:
+    """Every cell of every table as a line of CSV, run or not. Accuracies are shares, the difference is in points."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow([*CELL_COLUMNS, "difference", "verdict", "note"])
     for one in chosen:
-        numbers = [counts[one.name].total(), *(counts[one.name][verdict] for verdict in every)]
-        lines.append(f"| {one.title} (`{one.name}`) | {' | '.join(map(str, numbers))} |")
-    return "\n".join(lines) + "\n"
+        writer.writerows(_csv_row(one.name, outcome) for outcome in found[one.name])
+    return stream.getvalue()
 
 
-def claims_markdown(found: Sequence[PaperClaim]) -> str:
-    """A table of the claims."""
-    lines = ["## The seven claims", "", "| | claim | verdict | why |", "| --- | --- | --- | --- |"]
-    lines += [f"| {claim.number} | {claim.text} | {claim.verdict} | {claim.why} |" for claim in found]
-    return "\n".join(lines) + "\n"
+def _csv_row(name: str, outcome: CellOutcome) -> list[str]:
+    cell, ours = outcome.cell, outcome.accuracies
+    settings = "; ".join(f"{key} {label(value)}" for key, value in cell.varies.items())
+    numbers = [cell.printed, cell.logged.mean if cell.logged else None, cell.rival, outcome.beside]
+    numbers += [outcome.mean, min(ours, default=None), max(ours, default=None)]
+    points = "" if outcome.difference is None else f"{100 * outcome.difference:+.1f}"
+    note = " ".join(outcome.note.split())
+    return [name, settings, *(_number(value, 4) for value in numbers), str(len(ours)), points, outcome.verdict, note]
 
 
 def as_table(experiment: Experiment, found: Sequence[CellOutcome]) -> dict[str, Any]:
@@ -125,39 +100,3 @@ def as_table(experiment: Experiment, found: Sequence[CellOutcome]) -> dict[str, 
         "rows": rows(experiment, found),
         "notes": [f"{experiment.about} In the paper: {experiment.paper}."],
     }
-
-
-HEAD = """# The paper, reproduced
-
-Generated by `noisegate reproduce`, with `--docs` and the name of this file{source}. Every table is that of `noisegate
-reproduce NAME`. All runs have the paper's delta, |D_i|^-1.1. Accuracy is that of the last round, mean over seeds
-(lowest to highest). *Paper* is what its tables print, *authors' logs* the means over seeds of their published logs.
-*Difference* is ours less the paper's, or less their logs' where it prints none, in points. A cell within its tolerance
-is `within`, or `not below` if it is further above than it may be below; one outside it for a reason on the list of
-departures `departs`; one that cannot exist, as an attack that needs more Byzantine workers than there are, is
-`impossible`.
-"""
-"""The beginning of docs/reproducing.md."""
-
-
-def page(
-    chosen: Sequence[Experiment],
-    found: Mapping[str, Sequence[CellOutcome]],
-    verdicts: Sequence[PaperClaim],
-    records: Mapping[str, Record],
-    source: str = "",
-) -> str:
-    """The text of docs/reproducing.md. source: the file that the runs are from."""
-    names = {spec.name() for one in chosen for spec in needed(one)}
-    used = [record for record in records.values() if record.status == "done" and record.run in names]
-    devices = sorted({f"{record.device} ({record.versions})" for record in used})
-    head = HEAD.format(source=f", from the runs of `{source}` (`--from`)" if source else "")
-    parts = [head, f"Runs: {len(used)}. Made on: {'; '.join(devices) or 'nothing yet'}.\n"]
-    parts.append(summary_markdown(chosen, found))
-    if verdicts:
-        parts.append(claims_markdown(verdicts))
-    for one in chosen:
-        seconds = sum(records[spec.name()].seconds or 0.0 for spec in needed(one) if spec.name() in records)
-        parts.append(markdown(one, found[one.name]))
-        parts.append(f"`noisegate reproduce {one.name}`; its runs took {estimate.shown(seconds)} together.\n")
-    return "\n".join(parts)
