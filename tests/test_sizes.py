@@ -222,7 +222,7 @@ def test_owners_follow_the_split_of_a_file_without_test_examples(tmp_path):
     found = load(str(tmp_path / "mine.npz"), stream(1, "split"))
     assert found.owner.tolist() == (found.x[:, 0] // 50).tolist()
     np.savez(tmp_path / "few.npz", x=x, y=np.arange(100) % 2, worker=np.arange(100))
-    with pytest.raises(DataError, match="were split off as test examples; give x_test"):
+    with pytest.raises(DataError, match="no worker has 5 examples, of which one could be split off"):
         load(str(tmp_path / "few.npz"))
 
 

@@ -1,12 +1,17 @@
 """The record every data set becomes, and the server's share of it."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from noisegate import checks
 from noisegate.errors import DataError
+from noisegate.streams import stream
+
+SPLIT = "test-split"
+"""The stream that splits test examples off."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,6 +24,9 @@ class Dataset:
 
     owner: (N,) int64, 0 or more: which worker holds each example of x, where the data say so. owner_test: the same of
     x_test, whose owners are among those of x: with it a run tells how accurate the model is for each worker's own.
+
+    class_names, worker_names, feature_names: what people call classes, the workers 0, 1, 2, ..., and the features of
+    (N, features), all of them or none. `of` and `of_workers` make a record of what you have.
     """
 
     name: str
@@ -29,6 +37,40 @@ class Dataset:
     classes: int
     owner: Tensor | None = None
     owner_test: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    worker_names: tuple[str, ...] = ()
+    feature_names: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, x: Any, y: Any = None, *, worker: Any = None, test: Any = None, name: str = "own", seed: int = 1
+    ) -> "Dataset":
+        """A data set of numpy arrays, tensors, lists, or a frame of pandas or its like.
+
+        x, y: features (N, ...) and labels (N,). Labels are whole numbers 0, 1, 2, ..., or texts, which become classes
+        in sorted order. Pictures of bytes, uint8 of shape (N, height, width, ...), are divided by 255; all else is
+        taken as it is. With a frame as x, y may be the name of its label column, None the last one; what is in that
+        column are names of classes, numbers too. worker: (N,) who holds each example, as whole numbers or texts; or the
+        name of a frame's column. test: the test examples, as (x, y), as (x, y, worker), or as a frame like x; unless
+        given, a fifth of each worker's examples is split off, as many of each class as its share of them is, by `seed`
+        as a run of that seed would.
+        """
+        from noisegate.data.own import dataset_of
+
+        return dataset_of(x, y, worker, test, name, stream(seed, SPLIT))
+
+    @classmethod
+    def of_workers(cls, parts: Any, y: str | None = None, *, name: str = "own", seed: int = 1) -> "Dataset":
+        """A data set of one part per worker, whose sizes and classes may differ.
+
+        parts: a list, or a dict by the workers' names. Each is (x, y) or (x, y, x_test, y_test) of arrays as `of` takes
+        them, a `Dataset`, a frame, or a torch data set that gives (x, y) for each example. All of them, or none, bring
+        test examples; if none, a fifth of each part is split off, as `of` does. y: the label column of frames; unless
+        given, the last one.
+        """
+        from noisegate.data.own import dataset_of_workers
+
+        return dataset_of_workers(parts, y, name, stream(seed, SPLIT))
 
     def __post_init__(self) -> None:
         checks.count(classes=self.classes)
@@ -45,6 +87,17 @@ class Dataset:
             _check_owner(self.name, "owner", self.owner, "x", len(self.y))
         if self.owner_test is not None:
             self._check_owner_test(self.owner_test)
+        self._check_names()
+
+    def _check_names(self) -> None:
+        workers = -1 if self.owner is None else int(self.owner.max()) + 1
+        for what, names, wanted in (
+            ("class_names", self.class_names, self.classes),
+            ("worker_names", self.worker_names, workers),
+            ("feature_names", self.feature_names, self.x.shape[1] if self.x.ndim == 2 else -1),
+        ):
+            if names and len(names) != wanted:
+                raise DataError(f"{self.name}: {what} has {len(names)} names, but there are {max(0, wanted)} to name")
 
     def _check_owner_test(self, owner_test: Tensor) -> None:
         if self.owner is None:

@@ -4,20 +4,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate import checks
+from noisegate.data.arrays import ONE_TEST_IN, classes_of, features_of, labels_of, split
 from noisegate.data.contents import archive, checked
 from noisegate.data.dataset import Dataset
 from noisegate.data.files import expanded, locate
 from noisegate.data.sources import SOURCES
 from noisegate.errors import DataError
 from noisegate.streams import stream
-
-ONE_TEST_IN = 5  # examples, where an .npz brings no test examples of its own
 
 
 def load(name: str, rng: torch.Generator | None = None) -> Dataset:
@@ -52,19 +50,16 @@ def _own(path: Path, rng: torch.Generator) -> Dataset:
             raise DataError(f"{path}: has no array {key!r}; an .npz data set needs x and y")
     if ("x_test" in arrays) != ("y_test" in arrays):
         raise DataError(f"{path}: has only one of x_test and y_test; give both or neither")
-    x, y = _features(path, "x", arrays["x"]), _labels(path, "y", arrays["y"])
+    x, y = features_of(path, "x", arrays["x"]), labels_of(path, "y", arrays["y"])
     owner, owner_test = _owners(path, arrays, "worker", "x"), _owners(path, arrays, "worker_test", "x_test")
     if "x_test" in arrays:
-        x_test, y_test = (
-            _features(path, "x_test", arrays["x_test"]),
-            _labels(path, "y_test", arrays["y_test"]),
-        )
+        x_test, y_test = features_of(path, "x_test", arrays["x_test"]), labels_of(path, "y_test", arrays["y_test"])
     else:
-        train, test = _split(path, x, y, rng)
+        train, test = _split(path, x, y, owner, rng)
         x, y, x_test, y_test = x[train], y[train], x[test], y[test]
         if owner is not None:
-            owner, owner_test = _left(path, owner, train), owner[test]
-    return Dataset(path.stem, x, y, x_test, y_test, _classes(path, torch.cat((y, y_test))), owner, owner_test)
+            owner, owner_test = owner[train], owner[test]
+    return Dataset(path.stem, x, y, x_test, y_test, classes_of(path, torch.cat((y, y_test))), owner, owner_test)
 
 
 def read_examples(path: Path, names: tuple[str, str] = ("x", "y")) -> tuple[Tensor, Tensor]:
@@ -73,34 +68,10 @@ def read_examples(path: Path, names: tuple[str, str] = ("x", "y")) -> tuple[Tens
     for key in names:
         if key not in arrays:
             raise DataError(f"{path}: has no array {key!r}; it needs {' and '.join(names)}")
-    x, y = _features(path, names[0], arrays[names[0]]), _labels(path, names[1], arrays[names[1]])
+    x, y = features_of(path, names[0], arrays[names[0]]), labels_of(path, names[1], arrays[names[1]])
     if len(x) != len(y) or not x.numel() or not bool(torch.isfinite(x).all()):
         raise DataError(f"{path}: {names[0]} must be finite, with at least one example, and a label for each")
     return x, y
-
-
-def _features(path: Path, key: str, array: NDArray[Any]) -> Tensor:
-    if array.dtype.kind not in "buif":
-        raise DataError(f"{path}: {key} has dtype {array.dtype}; it must be real numbers")
-    if array.ndim < 2:
-        raise DataError(f"{path}: {key} has shape {array.shape}; it must have shape (N, ...), features last")
-    with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which Dataset refuses
-        return torch.from_numpy(np.array(array, dtype=np.float32, order="C"))
-
-
-def _labels(path: Path, key: str, array: NDArray[Any]) -> Tensor:
-    if array.dtype.kind not in "buif":
-        raise DataError(f"{path}: {key} has dtype {array.dtype}; labels must be whole numbers 0, 1, 2, ...")
-    if array.ndim != 1:
-        raise DataError(f"{path}: {key} has shape {array.shape}; labels must have shape (N,)")
-    # Also false for NaN, and keeps what follows clear of numbers that int64 cannot hold.
-    sound = (array >= 0) & (array < 2**31)
-    if array.dtype.kind == "f":
-        sound &= array == np.floor(array)
-    if not bool(sound.all()):
-        first = array[~sound][0]
-        raise DataError(f"{path}: {key} has the label {first}; labels must be whole numbers 0, 1, 2, ...")
-    return torch.from_numpy(array.astype(np.int64))
 
 
 def _owners(path: Path, arrays: Mapping[str, NDArray[Any]], key: str, of: str) -> Tensor | None:
@@ -112,34 +83,10 @@ def _owners(path: Path, arrays: Mapping[str, NDArray[Any]], key: str, of: str) -
     array, examples = arrays[key], len(arrays[of])
     if array.ndim != 1 or len(array) != examples:
         raise DataError(f"{path}: {key} has shape {array.shape}; it must be ({examples},), one for each of {of}")
-    return _labels(path, key, array)
+    return labels_of(path, key, array)
 
 
-def _left(path: Path, owner: Tensor, train: Tensor) -> Tensor:
-    """The owners of the training examples. DataError if the split left a worker nothing to train on."""
-    kept = owner[train]
-    gone = sorted(set(owner.tolist()) - set(kept.tolist()))
-    if gone:
-        raise DataError(
-            f"{path}: all examples of worker {gone[0]} were split off as test examples; give x_test and y_test, or "
-            "more examples of that worker"
-        )
-    return kept
-
-
-def _classes(path: Path, y: Tensor) -> int:
-    """How many classes there are; refuses gaps, which would become outputs that no example ever trains."""
-    present = torch.unique(y)
-    missing = torch.nonzero(present != torch.arange(len(present)))
-    if len(missing):
-        raise DataError(
-            f"{path}: no example has the label {int(missing[0])}, though there are larger ones; "
-            f"number the {len(present)} classes 0..{len(present) - 1}"
-        )
-    return len(present)
-
-
-def _split(path: Path, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _split(path: Path, x: Tensor, y: Tensor, owner: Tensor | None, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """The numbers of the training examples and of the test examples."""
     tests = len(y) // ONE_TEST_IN
     if len(x) != len(y) or tests == 0:
@@ -147,5 +94,7 @@ def _split(path: Path, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tens
             f"{path}: x has {len(x)} examples and y {len(y)} labels; they must agree, and splitting off a "
             f"fifth as test examples needs at least {ONE_TEST_IN}"
         )
+    if owner is not None:
+        return split(path, y, owner, rng)
     order = torch.randperm(len(y), generator=rng)
     return order[tests:], order[:tests]

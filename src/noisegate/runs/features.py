@@ -31,7 +31,7 @@ class RunFeatures:
             kept = Kept(folder, digest_of(digest, digest_of(x), self.digest, device.type)) if folder else None
             return embed(self.make, x, device, kept)
 
-        return replace(dataset, x=features(dataset.x), x_test=features(dataset.x_test))
+        return replace(dataset, x=features(dataset.x), x_test=features(dataset.x_test), feature_names=())
 
 
 def features_of(spec: Spec, given: Features | None, label: str | None) -> RunFeatures | None:
