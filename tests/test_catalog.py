@@ -143,7 +143,7 @@ def test_a_plugins_class_is_loaded():
         (":Name", "cannot be loaded"),
         ("test_catalog:", "cannot be loaded"),
         (".relative:Name", "cannot be loaded"),
-        ("test_catalog:NUMBER", "is not a class"),
+        ("test_catalog:NUMBER", "is neither a function nor a class"),
     ],
 )
 def test_a_wrong_path_is_explained(path, says):

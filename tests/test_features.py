@@ -301,7 +301,7 @@ def test_features_of_a_users_own_file(mine):
     assert torch.equal(build_features("mine.py:embed")(X), 2 * X.flatten(1))
     assert torch.equal(build_features({"name": f"{mine}:Scaled", "by": 3.0})(X), 3 * X.flatten(1))
     for asked, why in [
-        ("mine.py:number", "no function"),
+        ("mine.py:number", "neither a function"),
         ("mine.py:nobody", "no function"),
         ("there_is_none.py:embed", "cannot be loaded"),
         ({"name": "mine.py:embed", "by": 2.0}, "takes no settings"),

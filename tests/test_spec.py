@@ -47,6 +47,7 @@ options = st.fixed_dictionaries(
         "dataset": st.one_of(st.sampled_from(["digits", "mnist"]), paths.map(lambda name: f"{name}.npz")),
         "model": st.sampled_from(["mlp", "cnn", "linear"]),
         "features": st.sampled_from(["scattering", {"name": "scattering", "scales": 3}, "texture", "mine.py:embed"]),
+        "loss": st.sampled_from(["mine.py:loss", "hospital.losses:weighted"]),
         "epsilon": positive,
         "delta": st.floats(1e-12, 0.999),
         "sigma": positive,
@@ -154,6 +155,7 @@ OTHERWISE = {
     "secret": True,
     "redeal": True,
     "absent": 0.1,
+    "loss": "mine.py:loss",
 }
 
 

@@ -1,4 +1,4 @@
-"""Names in a spec become objects here. A catalog is a plain dict; `package.module:Name` loads a plugin's.
+"""Names in a spec become objects here. A catalog is a plain dict; `package.module:Name` and `file.py:Name` are plugins.
 
 >>> from dataclasses import dataclass
 >>> @dataclass(frozen=True)
@@ -13,17 +13,25 @@ from byzantine
 """
 
 import dataclasses
+import functools
 import importlib
+import importlib.util
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from noisegate import checks
 from noisegate.errors import SpecError
+from noisegate.streams import for_a_while, stream
 
 Table = Mapping[str, Callable[..., Any]]
+
+OWN = "noisegate_own_"
+"""What the module of a user's own file is called, before its name."""
 
 
 def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
@@ -39,7 +47,7 @@ def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
 def made(what: str, settings: Mapping[str, Any], kind: Callable[..., Any]) -> Any:
     """An object of that kind with the settings of a table that names it."""
     name, given = settings["name"], {key: value for key, value in settings.items() if key != "name"}
-    with _plugins(what, name, "cannot be made"):
+    with calling(what, name, "cannot be made"):
         try:
             return kind(**given)
         except SpecError as error:
@@ -80,7 +88,7 @@ def _is_role(kind: Any) -> bool:
 
 def types_of(what: str, name: str, kind: Callable[..., Any]) -> dict[str, Any]:
     """The settings of the entry of that name and their types."""
-    with _plugins(what, name, "its settings cannot be read"):
+    with calling(what, name, "its settings cannot be read"):
         return setting_types(kind)
 
 
@@ -138,24 +146,68 @@ def find(what: str, name: str, table: Table) -> Callable[..., Any]:
     if ":" in name:
         return _plugin(what, name)
     if "." in name and name not in table:
-        raise checks.refuse(what, name, "unknown; to load your own, write package.module:Name, with a colon")
+        raise checks.refuse(
+            what, name, "unknown; to load your own, write package.module:Name or file.py:Name, with a colon"
+        )
     checks.one_of(table, **{what: name})
     return table[name]
 
 
+def is_own(name: Any) -> bool:
+    """Whether a name is the path of somebody's own code. No entry of a catalog has a colon in its name."""
+    return isinstance(name, str) and ":" in name
+
+
+def load(what: str, path: str) -> Any:
+    """What `package.module:name` or `file.py:name` is the path of. Its code runs here.
+
+    What it draws from torch's global generator when it is loaded, such as a module's weights, is the same every time.
+    """
+    place, _, attribute = path.rpartition(":")
+    with for_a_while(stream(0, "own code")):
+        if place.endswith(".py"):
+            return _of_file(what, path, Path(place), attribute)
+        with calling(what, path, "cannot be loaded", "; write package.module:Name, with its folder on PYTHONPATH"):
+            return getattr(importlib.import_module(place), attribute)
+
+
 def _plugin(what: str, path: str) -> Callable[..., Any]:
-    module_name, _, attribute = path.partition(":")
-    with _plugins(what, path, "cannot be loaded", "; write package.module:Name, with its folder on PYTHONPATH"):
-        found = getattr(importlib.import_module(module_name), attribute)
+    found = load(what, path)
     if not callable(found):
-        raise checks.refuse(what, path, "is not a class")
+        raise checks.refuse(what, path, "is neither a function nor a class")
     return typing.cast(Callable[..., Any], found)
 
 
+def _of_file(what: str, path: str, file: Path, attribute: str) -> Any:
+    """What a user's own file calls so."""
+    try:
+        changed = file.stat().st_mtime_ns
+    except OSError as error:
+        raise checks.refuse(what, path, f"cannot be loaded ({error.strerror})") from None
+    with calling(what, path, "cannot be loaded"):
+        module = _run_file(str(file.resolve()), changed)
+    if not hasattr(module, attribute):
+        raise checks.refuse(what, path, f"the file has no function, class or module {attribute!r}")
+    return getattr(module, attribute)
+
+
+@functools.lru_cache(maxsize=16)
+def _run_file(path: str, changed: int) -> Any:
+    """The module of a file, which is run once. changed: when the file was written."""
+    called = OWN + Path(path).stem
+    about = importlib.util.spec_from_file_location(called, path)
+    if about is None or about.loader is None:
+        raise ImportError("is not a file of Python")
+    module = importlib.util.module_from_spec(about)
+    sys.modules[called] = module  # which dataclasses and pickle look for
+    about.loader.exec_module(module)
+    return module
+
+
 @contextmanager
-def _plugins(what: str, path: str, problem: str, remedy: str = "") -> Iterator[None]:
+def calling(what: str, path: str, problem: str, remedy: str = "") -> Iterator[None]:
     """Whatever a plugin's code raises here, also to end the process, is a SpecError. Ctrl-C is not the plugin's."""
-    if ":" not in path:
+    if not is_own(path):
         yield
         return
     try:

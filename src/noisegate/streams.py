@@ -11,6 +11,8 @@ what an uninterrupted run draws there, and two purposes never share numbers.
 
 import functools
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -50,3 +52,11 @@ def _fresh_state() -> torch.Tensor:
     if state.numel() != MT_BYTES:
         raise NoisegateError(f"torch {torch.__version__} keeps its CPU generator in another form; use another torch")
     return state
+
+
+@contextmanager
+def for_a_while(generator: torch.Generator) -> Iterator[None]:
+    """Torch's global generator is where this one is, for others' code that draws from it; afterwards it is put back."""
+    with torch.random.fork_rng(devices=()):
+        torch.set_rng_state(generator.get_state())
+        yield

@@ -32,7 +32,19 @@ class AuditFlags(SpecFlags):
 
 
 AUDITED = (
-    *("spec_file", "dataset", "model", "epsilon", "delta", "sigma", "accountant", "sampling", "batch", "workers"),
+    *(
+        "spec_file",
+        "dataset",
+        "model",
+        "loss",
+        "epsilon",
+        "delta",
+        "sigma",
+        "accountant",
+        "sampling",
+        "batch",
+        "workers",
+    ),
     *("worker", "rounds", "declared", "secret", "seed", "settings"),
 )
 """The flags of a spec that a privacy claim depends on, in the order of the help."""

@@ -43,7 +43,10 @@ class SpecFlags:
 
     spec_file: SpecFile = None
     dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None
-    model: Annotated[str | None, typer.Option(help="A name of `noisegate list models`.")] = None
+    model: Annotated[
+        str | None, typer.Option(help="A name of `noisegate list models`, or your own: file.py:build.")
+    ] = None
+    loss: Annotated[str | None, typer.Option(help="Your own loss: file.py:name. [cross entropy]")] = None
     features: Annotated[
         str | None,
         typer.Option(help="What examples are turned into first: a name of `noisegate list features`, or file.py:name."),

@@ -23,7 +23,7 @@ from noisegate.compute import Compute
 from noisegate.deploy import layout
 from noisegate.deploy.enroll import accept, look_at, request, sign
 from noisegate.deploy.members import renew_server, write_roster
-from noisegate.deploy.trial import LocalTrial, check_trial
+from noisegate.deploy.trial import LocalTrial, check_of_catalog, check_trial
 from noisegate.errors import SpecError, StoreError
 from noisegate.features import catalog_features
 from noisegate.federation.certificates import make_authority
@@ -167,6 +167,7 @@ def _plan_of_trial(spec: Spec, setup: Setup, listen: str) -> ServerPlan:
 
 
 def _plan_of_server(spec: Spec, listen: str, hosts: tuple[str, ...]) -> ServerPlan:
+    check_of_catalog(spec)
     found, defaults = data.load(spec.dataset, stream(spec.seed, "test-split")), data.SOURCES.get(spec.dataset)
     honest = spec.workers or (defaults.workers if defaults else DEFAULT_WORKERS)
     workers, rounds, declared = honest + spec.count_byzantine(honest), spec.rounds or 1, spec.declared or 1

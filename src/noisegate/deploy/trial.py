@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from noisegate.catalog import typed
-from noisegate.checks import plain
+from noisegate.catalog import is_own, typed
+from noisegate.checks import plain, refuse
 from noisegate.deploy.layout import SERVER, SPEC, TRIAL, WORKERS, begun, to_toml
 from noisegate.errors import SpecError, StoreError
 from noisegate.features import catalog_features
@@ -79,11 +79,23 @@ def check_trial(spec: Spec) -> None:
     if spec.absent:
         raise SpecError(f"absent = {spec.absent:g}: real workers are absent by themselves; leave it out")
     catalog_features(spec.features or "")
+    check_of_catalog(spec)
     worker = spec.build_worker()
     if worker.mechanism != "gaussian" or not worker.noisy or not worker.fresh:
         raise SpecError(
             f"worker = {_name(spec, 'worker')!r}: a federation needs fresh Gaussian noise; choose normalized or clipped"
         )
+
+
+def check_of_catalog(spec: Spec) -> None:
+    """SpecError if a spec names a model or a loss of the user's own: a server's settings cannot carry code."""
+    for what, value in {"model": spec.model, "loss": spec.loss}.items():
+        if is_own(value):
+            raise refuse(
+                what,
+                value,
+                "a federation takes no code of your own from a file; a program may bring it (docs/federation.md)",
+            )
 
 
 def _name(spec: Spec, part: str) -> str:

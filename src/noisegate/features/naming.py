@@ -1,11 +1,7 @@
 """Names of features become functions here: those of the catalog, a user's own file, or a frozen module."""
 
 import copy
-import functools
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,9 +18,6 @@ Features = Callable[[Tensor], Tensor]
 FEATURES: dict[str, Callable[..., Any]] = {"scattering": Scattering, "texture": Texture}
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-OWN = "noisegate_own_"
-"""What the module of a user's own file is called, before its name."""
 
 
 def check_request(request: Any) -> dict[str, Any]:
@@ -43,7 +36,7 @@ def build_features(request: str | Mapping[str, Any]) -> Features:
     """
     settings = check_request(request)
     name = settings["name"]
-    found = _of_file(name) if name.rpartition(":")[0].endswith(".py") else find("features", name, FEATURES)
+    found = find("features", name, FEATURES)
     if isinstance(found, type):
         return freeze(made("features", settings, found))
     if more := [key for key in settings if key != "name"]:
@@ -64,38 +57,6 @@ def catalog_features(request: str | Mapping[str, Any], where: str = "") -> Scatt
         raise checks.refuse(what, name, f"must be one of {', '.join(FEATURES)}; a program may bring its own")
     found: Scattering = build("features", request, FEATURES)
     return found
-
-
-def _of_file(name: str) -> Any:
-    """What a user's own file calls so."""
-    path, _, attribute = name.rpartition(":")
-    try:
-        about = Path(path).stat()
-    except OSError as error:
-        raise checks.refuse("features", name, f"cannot be loaded ({error.strerror})") from None
-    module = _load(str(Path(path).resolve()), about.st_mtime_ns, name)
-    if not callable(found := getattr(module, attribute, None)):
-        raise checks.refuse("features", name, f"the file has no function, class or module {attribute!r}")
-    return found
-
-
-@functools.lru_cache(maxsize=16)
-def _load(path: str, changed: int, name: str) -> Any:
-    """The module of a file, which is run once. changed: when the file was written."""
-    called = OWN + Path(path).stem
-    about = importlib.util.spec_from_file_location(called, path)
-    if about is None or about.loader is None:
-        raise checks.refuse("features", name, "is not a file of Python")
-    module = importlib.util.module_from_spec(about)
-    sys.modules[called] = module  # which dataclasses and pickle look for
-    try:
-        about.loader.exec_module(module)
-    except (SpecError, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # noqa: BLE001  # anyone's code may raise anything
-        kind = type(error).__name__
-        raise checks.refuse("features", name, f"cannot be loaded ({kind}: {checks.told(error)})") from None
-    return module
 
 
 def freeze(features: Any) -> Features:

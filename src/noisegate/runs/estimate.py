@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable
 
 from noisegate import data
+from noisegate.catalog import is_own
 from noisegate.compute import Compute
 from noisegate.runs.setup import prepare
 from noisegate.runs.spec import Spec, make_spec
@@ -41,10 +42,10 @@ ANCHOR = 4.6
 
 
 def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0) -> float | None:
-    """About how many seconds the runs take together; None if nothing was measured for the data of one of them."""
+    """About how many seconds the runs take together; None if nothing was measured for the data or model of one."""
     total, per = 0.0, CUDA if cuda else CPU
     for spec in specs:
-        if spec.dataset not in per:
+        if spec.dataset not in per or is_own(spec.model):
             return None
         least, each = per[spec.dataset]
         honest = spec.workers or data.SOURCES[spec.dataset].workers

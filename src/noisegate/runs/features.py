@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from noisegate.catalog import is_own
 from noisegate.data import Dataset
 from noisegate.errors import SpecError
 from noisegate.features import Features, Kept, cache_folder, embed, freeze
@@ -45,6 +46,11 @@ def features_of(spec: Spec, given: Features | None, label: str | None) -> RunFea
     named = spec.canonical()["features"]["name"] if given is None else name
     digest = digest_features(made, label if given is not None else None)
     return RunFeatures(made, named, digest, digest == digest_features(made, label if given is not None else None))
+
+
+def own_features(spec: Spec) -> Features | None:
+    """The features that a spec names by their path; None if it names none, or those of the catalog."""
+    return spec.build_features() if spec.features and is_own(spec.canonical()["features"]["name"]) else None
 
 
 def digest_features(features: Features, label: str | None = None) -> str:

@@ -23,8 +23,9 @@ from noisegate.data import Dataset, own_path
 from noisegate.errors import DataError, StoreError
 from noisegate.features import Features
 from noisegate.files import parse, read_whole
-from noisegate.runs.features import digest_features
+from noisegate.runs.features import digest_features, own_features
 from noisegate.runs.identity import digest_of
+from noisegate.runs.modules import own_code
 from noisegate.runs.spec import Spec
 from noisegate.vectors import Loss, cross_entropy
 
@@ -85,11 +86,15 @@ def fingerprint(
 ) -> Fingerprint | None:
     """The fingerprint of the data, model, loss and features that a user brings; None if the spec determines them all.
 
+    What a spec names by its path is brought too: its code is loaded here, so that it is told when it has changed.
     Code that cannot be told apart from other code has a new fingerprint each time, unless `label` stands for it.
     """
     path = None if dataset is not None else own_path(spec.dataset)
     file = path if path and path.is_file() else None
-    if dataset is None and file is None and model is None and loss is cross_entropy and features is None:
+    own = own_code(spec, dataset, features)
+    embed = own_features(spec) if features is None else features
+    given = (dataset, file, model, embed, *own.code)
+    if all(each is None for each in given) and loss is cross_entropy:
         return None
     key = user_key()
     digest = hashlib.blake2b(key=key, digest_size=32, person=b"noisegate inputs")
@@ -99,12 +104,14 @@ def fingerprint(
         tensors += [owner for owner in (dataset.owner, dataset.owner_test) if owner is not None]
     elif file is not None:
         _add_file(digest, file)
-    if model is not None:
-        tensors += model.state_dict().values()
+    for module in (model, own.module):
+        tensors += [] if module is None else module.state_dict().values()
+    for code in own.code:
+        digest.update(digest_of(label if label is not None else code).encode())
     if model is not None or loss is not cross_entropy:
         digest.update(digest_of(label if label is not None else (model, loss)).encode())
-    if features is not None:
-        digest.update(digest_features(features, label).encode())
+    if embed is not None:
+        digest.update(digest_features(embed, label).encode())
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())

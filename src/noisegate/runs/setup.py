@@ -19,7 +19,7 @@ from noisegate.roles import Aggregator, Attack, Worker, trigger_of
 from noisegate.runs.dealing import Dealt, copies, count_honest, deal, held_by_byzantine, surrogate
 from noisegate.runs.features import RunFeatures, features_of
 from noisegate.runs.identity import digest_data, digest_run
-from noisegate.runs.modules import model_of
+from noisegate.runs.modules import loss_of, model_of
 from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of, sizes_are_public
 from noisegate.runs.spec import Spec
 from noisegate.sampling import SAMPLINGS, Sampling
@@ -122,7 +122,7 @@ def prepare(
 
     shared: data that other runs brought to the device, and a place for those that this one brings.
     """
-    shared, device = shared or SharedData(), compute.resolve()
+    shared, device, loss = shared or SharedData(), compute.resolve(), loss_of(spec, loss)
     defaults = data.SOURCES.get(spec.dataset) if dataset is None else None
     dataset = dataset or shared.load(spec)
     source = shared.load_auxiliary(spec.auxiliary_from) if spec.auxiliary_from else dataset

@@ -14,7 +14,7 @@ from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
-from noisegate.catalog import build, find, settle, typed
+from noisegate.catalog import build, find, is_own, settle, typed
 from noisegate.data import SOURCES
 from noisegate.errors import SpecError
 from noisegate.features import Features, build_features, check_request
@@ -34,7 +34,7 @@ BEST, HEAD = "fortified", "linear"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from", "declared", "secret", "absent", "redeal", "features")
+LATER = ("auxiliary_from", "declared", "secret", "absent", "redeal", "features", "loss")
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -44,7 +44,8 @@ PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
 class Spec:
     """A run, but for where and how fast it computes. None means: the data set's default, or computed.
 
-    dataset: a name of `noisegate list datasets` or a path to an .npz. model: a name of `noisegate list models`.
+    dataset: a name of `noisegate list datasets` or a path to an .npz. model: a name of `noisegate list models`, or your
+    own: `package.module:build` or `file.py:build`. loss: your own likewise; the cross entropy unless given.
     epsilon, delta: the budget of every worker; 2 unless given, and 1e-5 or a tenth of 1 / declared, if that is less.
     delta = "paper" is the paper's, declared^-1.1. declared: the public number of examples that every worker is taken to
     hold, from which the sampling rate comes; the honest workers' mean unless given. sigma: noise multiplier, instead of
@@ -93,6 +94,7 @@ class Spec:
     absent: float | None = None
     redeal: bool = False
     features: Part | None = None
+    loss: str | None = None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
@@ -107,6 +109,8 @@ class Spec:
             object.__setattr__(self, name, _shortest(settle(name, getattr(self, name), table)))
         if self.features is not None:
             object.__setattr__(self, "features", _shortest(check_request(self.features)))
+        if self.loss is not None and not is_own(self.loss):
+            raise checks.refuse("loss", self.loss, "is no path of your own loss; write file.py:name")
         checks.one_of(ASLEEP, attack_asleep=self.attack_asleep)
         if self.attack_start == 0:
             object.__setattr__(self, "attack_asleep", "behave")  # it never sleeps

@@ -53,7 +53,8 @@ def unbuilt_spec(settings: Mapping[str, Any], where: str = "spec") -> AnySpec:
         if isinstance(found, str | Mapping) and _names_a_plugin(found):
             plugins[part] = {"name": found} if isinstance(found, str) else found
             _check(part, plugins[part], where)
-    # Features are not loaded before a run begins, so a spec with a user's own is read like any other.
+    # Features, models and losses are not loaded before a run begins, so a spec with such of a user's own is read like
+    # any other.
     spec = make_spec({**settings, **{part: STAND_INS[part] for part in plugins}}, where)
     return UnbuiltSpec(spec, plugins) if plugins else spec
 
@@ -64,8 +65,8 @@ def read_unbuilt(path: Path) -> AnySpec:
 
 
 def uses_plugins(settings: Mapping[str, Any]) -> bool:
-    """Whether a part or the features are a plugin, or wrap one. settings: of a spec, or lists of them."""
-    return any(_names_a_plugin(settings.get(part)) for part in (*PARTS, "features"))
+    """Whether a part, the features, the model or the loss are a plugin, or wrap one. settings: of a spec, or lists."""
+    return any(_names_a_plugin(settings.get(part)) for part in (*PARTS, "features", "model", "loss"))
 
 
 def _names_a_plugin(part: Any) -> bool:
