@@ -416,3 +416,15 @@ def test_products_of_workers_of_different_sizes_stay_below_the_mean_of_both_boun
         plain += int((products > limit[0]).any(2).sum())
     assert at_most(conflicts // 2, rounds * n // 2, chance), "two are in every conflict"
     assert not at_most(plain // 2, rounds * n // 2, chance), "the bound for equal sizes would not do"
+
+
+# --- loads that are held ---------------------------------------------------------------------------------------------
+
+
+def test_no_load_counts_for_more_than_the_mean_of_those_that_count():
+    x = torch.tensor([0.0, 0.5, -0.5, 1.0, -6.0, 0.0])
+    held = Loads(x, torch.zeros(6), torch.zeros(6, 6)).held()
+    assert held.tolist() == [0.0, 0.5, -0.5, 1.0, -2.0, 0.0]
+    groups = torch.tensor([1.0, 1.0, -1.0, -1.0])
+    assert Loads(groups, torch.zeros(4), torch.zeros(4, 4)).held().tolist() == groups.tolist(), "two groups stay"
+    assert Loads(0 * groups, torch.zeros(4), torch.zeros(4, 4)).held().tolist() == [0.0] * 4

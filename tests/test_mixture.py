@@ -121,6 +121,23 @@ def test_the_class_means_by_loops_in_which_no_example_meets_itself(classes, each
         assert float(found.gram[c, b]) == pytest.approx(wanted, abs=1e-4)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 50.0])
+def test_a_direction_apart_from_the_class_means_by_a_ridge_regression(scale):
+    own, direction = scale * normal(20, 60), normal(1, 60, name="direction")
+    classes = ClassMeans.of(own, 5)
+    found = classes.apart_from(direction)
+    means = own.view(5, 4, 60).mean(1).double()
+    ridge = 0.01 * float(means.square().sum(1).mean()) * torch.eye(5, dtype=torch.float64)
+    shares = torch.linalg.solve(means @ means.T + ridge, means @ direction[0].double())
+    torch.testing.assert_close(found[0].double(), direction[0].double() - shares @ means, atol=1e-5, rtol=1e-4)
+    assert float((found @ classes.means.T).norm()) < 0.1 * float((direction @ classes.means.T).norm())
+
+
+def test_apart_from_nothing_a_direction_stays():
+    direction = normal(1, 30)
+    torch.testing.assert_close(ClassMeans.of(torch.zeros(6, 30), 3).apart_from(direction), direction)
+
+
 def test_products_of_class_means_do_not_grow_with_the_error_of_the_examples():
     classes, each, d, trials = 3, 2, 40, 2000
     centers = normal(classes, d, name="centers") / d**0.5

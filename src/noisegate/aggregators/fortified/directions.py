@@ -192,6 +192,7 @@ class Projections(NamedTuple):
         of_uploads = torch.cat([along[:, :COMMON], own.of_uploads[:, None]], 1)
         start = torch.add(own.label_difference, own.main_difference, alpha=RESTART_SHARE)
         moved = torch.lerp(state.label_direction, (start @ false.T) @ false, 1 / max(1, view.labels - 1))
+        moved = mixture.classes.apart_from(moved)
         moments = ExampleMoments.of(
             of_examples[:, :COMMON],
             own.of_examples,

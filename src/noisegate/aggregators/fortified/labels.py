@@ -4,8 +4,9 @@ A false label moves an upload within the span of what the server's own examples 
 has a hundredth of the model's dimensions, so the noise of an average upload in it is small, and groups of workers that
 disagree stand apart there. The *label direction* g is the first principal component of the own averages within it, by
 one step of power iteration a round: g <- G' G D. The rows of G are the server's examples with labels that are moved by
-one class after the other. The *label difference* D is the sum of the own averages, each times its load, which is how
-far it lies along g beyond what its worker's class mix explains.
+one class after the other, and g is kept apart from the class means, along which workers with unlike mixes differ most.
+The *label difference* D is the sum of the own averages, each times its load, which is how far it lies along g beyond
+what its worker's class mix explains; no load counts for more than the mean of all.
 
 The server's examples have a part in g, so they cannot be asked along it. They are asked along D, which is made of
 uploads alone. There workers lie off by the server's error, mixed as their classes are, and by their load, which is
@@ -88,6 +89,15 @@ class Loads(NamedTuple):
         noise = noise * (OWN_SPEED / (2 - OWN_SPEED))
         unsure = _unsure(mixture) * of_classes.var(correction=0) + _sampled(view, mixture, groups)
         return cls(x, noise + unsure * begun.square(), explained)
+
+    def held(self) -> Tensor:
+        """(n,) the loads, none of them above the mean of those that count.
+
+        So the label difference is what groups of workers differ by, and not what one worker alone is far off by.
+        """
+        size = self.x.abs()
+        most = size.sum() / (size > 0).sum().clamp(min=1)
+        return torch.minimum(torch.maximum(self.x, -most), most)
 
 
 class LabelDoubt(NamedTuple):

@@ -33,6 +33,9 @@ USUAL_MIX = 0.3
 TILTS, MOST_TILT = 3, 3.0
 """Steps of proportional fitting in a round, and by how much they change a weight at most."""
 
+SAME = 0.01
+"""What lies within the span of the class means is taken out of a direction, down to this share of their mean square."""
+
 INVERSIONS = 20
 """Newton-Schulz steps: enough for the ratios of eigenvalues that occur."""
 
@@ -64,6 +67,12 @@ class ClassMeans(NamedTuple):
         diagonal = (gram.diagonal() * each - own) / (each - 1) if each > 1 else own / 2
         place = torch.eye(strata, dtype=torch.bool, device=gram.device)
         return cls(means, torch.where(place, diagonal, gram))
+
+    def apart_from(self, direction: Tensor) -> Tensor:
+        """(1, d) the direction without what lies within the span of the class means."""
+        products = self.means @ self.means.T
+        inverse = regular_inverse(products, SAME * products.diagonal().mean())
+        return direction - (direction @ self.means.T) @ inverse @ self.means
 
 
 class Mixture(NamedTuple):

@@ -162,7 +162,7 @@ class Judged(NamedTuple):
             main_difference=self.projections.main_difference,
             label_direction=self.projections.label_direction,
             label_difference=self.projections.label_difference,
-            label_loads=self.loads.x,
+            label_loads=self.loads.held(),
             label_shares=self.projections.label_shares,
             gram=self.mixture.gram,
             products=self.mixture.products,
