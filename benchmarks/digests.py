@@ -31,7 +31,10 @@ TIMES = ("seconds", "ms_per_round", "sha256")
 SUMS = ("files",)
 """The checksums of the other files, of which rounds.jsonl and the model are looked at here. verdicts.npz may grow."""
 
-ADDED = ("byzantine_weight", "missing", "recall", "attack_success", "fallback")
+ADDED = (
+    *("byzantine_weight", "missing", "recall", "attack_success", "fallback"),
+    *("balanced_accuracy", "majority_share", "confusion", "auc"),
+)
 """Keys of a result that are younger than the digests."""
 
 ROUNDS = 12

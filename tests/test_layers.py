@@ -22,7 +22,7 @@ FLOORS = (
         *("capacity", "chacha", "checks", "compute", "entropy", "errors", "files", "kernels", "locks", "marks"),
         *("settings", "streams", "vectors", "version"),
     ),
-    ("catalog", "data", "examples", "features", "flips", "models", "roles", "sampling", "views"),
+    ("catalog", "data", "examples", "features", "flips", "metrics", "models", "roles", "sampling", "views"),
     ("aggregators", "attacks", "privacy", "workers"),
     ("protocol",),
     ("federation", "flower", "simulate"),

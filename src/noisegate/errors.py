@@ -44,3 +44,7 @@ class FederationError(NoisegateError):
 
 class NoisegateWarning(UserWarning):
     """Something that is allowed, and rarely meant."""
+
+
+class OneClassWarning(NoisegateWarning):
+    """A model predicts nearly one class, which its accuracy does not show."""

@@ -20,7 +20,7 @@ from typing import Any
 
 from noisegate.checks import plain
 from noisegate.checks import told as words
-from noisegate.errors import NoisegateError, NoisegateWarning
+from noisegate.errors import NoisegateError, NoisegateWarning, OneClassWarning
 
 FAILED, REFUSED, INTERRUPTED = 1, 2, 130
 TRACE = "NOISEGATE_TRACEBACK"
@@ -91,6 +91,8 @@ def _show(others: Callable[..., None]) -> Callable[..., None]:
     """Shows a warning of noisegate in one line. others: shows those of libraries."""
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, OneClassWarning):
+            return  # each command tells of it in its own way, and of the run that it is for
         if issubclass(category, NoisegateWarning):
             print(plain(f"noisegate: warning: {message}")[:MOST_LINE], file=sys.stderr)
         else:

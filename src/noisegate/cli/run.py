@@ -13,7 +13,7 @@ from noisegate.cli.table import show_result
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.features import TELL
-from noisegate.runs import Result, Spec, costs, reference, run, undefended
+from noisegate.runs import Result, Spec, costs, imbalance, reference, run, undefended
 from noisegate.runs.fallback import told
 from noisegate.simulate import Progress
 
@@ -68,12 +68,14 @@ def run_command(flags: RunFlags) -> None:
         show_result(result, proportion, cost[0], out)
         if fallen := told(result.aggregator, result.fallback, result.rounds - result.rounds_lost):
             console.print(fallen, soft_wrap=True, highlight=False)
+    if misleading := imbalance.told(result.as_dict()):
+        Console(stderr=True).print(f"warning: {misleading}", soft_wrap=True, highlight=False)
 
 
 def _beside(word: str, result: Result) -> dict[str, Any]:
-    """What a run is compared with, by name. Without a trigger there is no attack_success."""
-    found = {"accuracy": result.accuracy, "recall": result.recall, "attack_success": result.attack_success}
-    return {f"{word}_{name}": value for name, value in found.items() if value is not None}
+    """What a run is compared with, by name. Without a trigger there is no attack_success, and an AUC of two classes."""
+    names = ("accuracy", "balanced_accuracy", "auc", "recall", "attack_success")
+    return {f"{word}_{name}": value for name in names if (value := getattr(result, name)) is not None}
 
 
 def _watched(spec: Spec, compute: Compute, out: Path, resume: bool, console: Console, title: str) -> Result:

@@ -16,7 +16,7 @@ from noisegate.cli.table import MOST_MESSAGE, show_costs, spread
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.redteam.plot import part
-from noisegate.runs import Spec, costs
+from noisegate.runs import Spec, costs, imbalance
 from noisegate.runs.recall import worst_class
 from noisegate.sweeps.bills import bills_of
 from noisegate.sweeps.sweep import SweepCell, SweepFolder, SweepGrid, read_grid
@@ -77,7 +77,7 @@ def _rows(grid: SweepGrid, cells: Sequence[SweepCell]) -> list[tuple[dict[str, A
     return list(rows.values())
 
 
-SHOWN = ("accuracy", "recall", "attack_success", "fallback")
+SHOWN = ("accuracy", "balanced_accuracy", "majority_share", "auc", "recall", "attack_success", "fallback")
 """What is told of the result of each run. Those of earlier versions have the accuracy alone."""
 
 
@@ -87,7 +87,12 @@ def _more(cells: Sequence[SweepCell]) -> dict[str, list[float]]:
     worst = [found.recall for result in done if (found := worst_class(result.get("recall")))]
     success = [result["attack_success"] for result in done if result.get("attack_success") is not None]
     fallback = [result.get("fallback", 0.0) for result in done]
-    return {"worst class": worst, "success": success, "fell back": fallback if any(fallback) else []}
+    return {
+        **imbalance.gathered(done),
+        "worst class": worst,
+        "success": success,
+        "fell back": fallback if any(fallback) else [],
+    }
 
 
 def _spread(cells: Sequence[SweepCell]) -> dict[str, float]:
@@ -137,7 +142,7 @@ def _show(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder, cost
         else:
             numbers = [numbers[0] if accuracies else some[0].status]
         beside = _more(some)
-        numbers += [f"{fmean(beside[name]):.3f}" if beside[name] else "" for name in more]
+        numbers += [f"{fmean(beside[name]):.3f}" if beside.get(name) else "" for name in more]
         table.add_row(*map(part, settings.values()), *numbers)
     console.print(table)
     for cell in cells:

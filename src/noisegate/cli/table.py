@@ -11,7 +11,7 @@ from noisegate.cli.terminal import Console
 from noisegate.privacy import IN_WORDS
 from noisegate.privacy.statement import COMMON_DELTA
 from noisegate.redteam.plot import part
-from noisegate.runs import Result, Spec
+from noisegate.runs import Result, Spec, imbalance
 from noisegate.runs.costs import Bill
 from noisegate.runs.promise import STATED
 from noisegate.runs.recall import worst_class
@@ -54,9 +54,27 @@ def _accuracy(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
         clean, averaged = proportion["reference_accuracy"], proportion["undefended_accuracy"]
         yield "reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean"
         yield "undefended", f"{averaged:.3f}", "plain mean under the same attack"
+    if imbalance.uneven(result.as_dict()):
+        yield from _classes(result, proportion)
     yield from _targets(result, proportion)
     if result.spec["worker"]["name"] != "normalized":
         yield "worker", "", f"{part(result.spec['worker'])}, batch {result.spec['batch']}, rate {result.spec['rate']:g}"
+
+
+def _classes(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
+    """What accuracy hides where there are two classes, or uneven ones. Older results have none of it."""
+
+    def beside(name: str) -> str:
+        clean = proportion.get(f"reference_{name}")
+        return "" if clean is None else f"; {clean:.3f} in the reference"
+
+    yield "majority share", f"{result.majority_share:.3f}", "accuracy of always answering the most frequent class"
+    note = f"mean recall of the classes{beside('balanced_accuracy')}"
+    yield "balanced accuracy", f"{result.balanced_accuracy:.3f}", note
+    if result.auc is not None:
+        yield "AUC", f"{result.auc:.3f}", f"chance that class 1 scores above class 0{beside('auc')}"
+    if result.confusion is not None and len(result.confusion) == 2:
+        yield "confusion", "", imbalance.mistakes(result.confusion)
 
 
 def _targets(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:

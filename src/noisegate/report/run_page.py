@@ -9,7 +9,14 @@ from noisegate.report.charts import GROUP_NAMES, MEANINGS
 from noisegate.report.folders import RunRecord, number
 from noisegate.report.numbers import GROUPS, Timeline, privacy_spent, shares_by_reason, timeline_of
 from noisegate.report.page import Page, bullets, extra_tables, headline, paragraph, table, text
-from noisegate.report.targets import fallback_section, recall_section, success
+from noisegate.report.targets import (
+    balance,
+    confusion_section,
+    fallback_section,
+    one_class_section,
+    recall_section,
+    success,
+)
 from noisegate.runs.promise import STATED
 from noisegate.views import TESTS, Reason
 
@@ -34,9 +41,11 @@ def run_page(record: RunRecord) -> Page:
             "Incomplete", *(paragraph(word) for word in said), bullets(problems) if problems else "", kind="problems"
         )
     fallback_section(page, record)
+    one_class_section(page, record)
     page.section("Summary", headline(_headline(record)), paragraph(ONE_SEED, "quiet"))
     _accuracy(page, record)
     recall_section(page, record)
+    confusion_section(page, record)
     page.pieces += tables
     timeline = timeline_of(record.verdicts) if record.verdicts else None
     _verdicts(page, record, timeline)
@@ -78,6 +87,7 @@ def _headline(record: RunRecord) -> list[tuple[str, str, str]]:
     shown = [
         ("accuracy", f"{result['accuracy']:.3f}", f"after the last round; best seen {result['best_accuracy']:.3f}")
     ]
+    shown += balance(record)
     if "reference" in record.beside:
         clean = record.beside["reference"]["accuracy"]
         shown.append(("reference accuracy", f"{clean:.3f}", "same private training, honest workers only, plain mean"))

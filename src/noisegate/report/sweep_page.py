@@ -86,7 +86,7 @@ def _results(page: Page, record: SweepRecord) -> None:
         done = f"{group.count('done')} of {len(group.cells)}"
         rows.append([*(show(group.settings[key]) for key in keys), *numbers, done, _status(group)])
     note = "Accuracy after the last round, over the seeds that are done. Other runs are listed and not counted."
-    note += " Recall, attack success and fallback are means over them, too." if more else ""
+    note += " The other columns are means over them, too." if more else ""
     if len(rows) < len(record.groups):
         note += f" {len(record.groups) - len(rows)} more rows are left out."
     page.section("Results", table(columns, rows, label="results"), paragraph(note, "quiet"))
@@ -95,7 +95,9 @@ def _results(page: Page, record: SweepRecord) -> None:
 def _more_columns(record: SweepRecord) -> dict[str, list[list[float]]]:
     """The columns beside the accuracy that apply: for each, the values of every group."""
     fallbacks = [group.fallbacks for group in record.groups]
+    names = dict.fromkeys(name for group in record.groups for name in group.beside)
     columns = {
+        **{name: [group.beside.get(name, []) for group in record.groups] for name in names},
         "lowest recall of a class": [group.recalls for group in record.groups],
         "attack success": [group.successes for group in record.groups],
         "rounds fallen back": fallbacks if any(map(any, fallbacks)) else [],

@@ -8,6 +8,7 @@ from noisegate.errors import NoisegateError, StoreError
 from noisegate.redteam.plot import part
 from noisegate.report.folders import beside, number, read_run
 from noisegate.report.targets import recalls_of, share_of
+from noisegate.runs import imbalance
 from noisegate.runs.recall import worst_class
 from noisegate.runs.spec import PARTS
 from noisegate.runs.unbuilt import AnySpec
@@ -34,7 +35,8 @@ class Group:
 
     settings: those that vary between groups. accuracies, curves: of its runs that are done. references: the accuracies
     of its reference runs that are done. recalls, successes, fallbacks: the lowest recall of a class, the attack success
-    and the share of rounds fallen back, of its runs that are done and have one.
+    and the share of rounds fallen back, of its runs that are done and have one. beside: by the name of a column, what
+    else is shown of them.
     """
 
     settings: dict[str, Any]
@@ -45,6 +47,7 @@ class Group:
     recalls: list[float] = field(default_factory=list)
     successes: list[float] = field(default_factory=list)
     fallbacks: list[float] = field(default_factory=list)
+    beside: dict[str, list[float]] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -139,8 +142,10 @@ def _group(
             problems += [f"{cell.spec.name()}: {problem}" for problem in record.problems]
     done = [cell.result for cell in members if cell.status == "done" and cell.result]
     worst = [found.recall for result in done if (found := worst_class(recalls_of(result)))]
-    more = [[each for result in done if (each := share_of(result, name)) is not None] for name in SHOWN]
-    return Group(settings, members, accuracies, references, [curve for curve in curves if curve], worst, *more)
+    successes, fallbacks = ([each for result in done if (each := share_of(result, name)) is not None] for name in SHOWN)
+    others = imbalance.gathered(done)
+    whole = [curve for curve in curves if curve]
+    return Group(settings, members, accuracies, references, whole, worst, successes, fallbacks, others)
 
 
 def _reference_names(spec: AnySpec) -> list[str]:

@@ -6,8 +6,12 @@ from noisegate.files import count
 from noisegate.report.charts import LINES, Chart, layout_of, short
 from noisegate.report.folders import RunRecord, number
 from noisegate.report.page import Page, paragraph, table
+from noisegate.runs import imbalance
 from noisegate.runs.fallback import told
 from noisegate.runs.recall import worst_class
+
+MOST_COLUMNS = 20
+"""The largest number of classes whose confusion matrix is shown."""
 
 
 def recalls_of(result: dict[str, Any] | None) -> list[float | None]:
@@ -25,6 +29,41 @@ def success(record: RunRecord) -> list[tuple[str, str, str]]:
         return []
     beside = "" if clean is None else f"; {clean:.1%} in the reference"
     return [("attack success", f"{ours:.1%}", f"of other classes called the target{beside}")]
+
+
+def balance(record: RunRecord) -> list[tuple[str, str, str]]:
+    """What accuracy hides, for the summary, where there are two classes or uneven ones."""
+    result: dict[str, Any] = record.result or {}
+    if not imbalance.uneven(result):
+        return []
+    notes = {
+        "majority_share": ("majority share", "accuracy of always answering the most frequent class"),
+        "balanced_accuracy": ("balanced accuracy", "mean recall of the classes"),
+        "auc": ("AUC", "chance that class 1 scores above class 0"),
+    }
+    shown = []
+    for name, (title, note) in notes.items():
+        ours, clean = (share_of(found, name) for found in (result, record.beside.get("reference")))
+        beside = "" if clean is None or name == "majority_share" else f"; {clean:.3f} in the reference"
+        shown += [] if ours is None else [(title, f"{ours:.3f}", f"{note}{beside}")]
+    return shown
+
+
+def one_class_section(page: Page, record: RunRecord) -> None:
+    """Say that the model predicts nearly one class. Nothing if it does not."""
+    if said := imbalance.told(record.result or {}):
+        page.section("The model predicts nearly one class", paragraph(f"{said[0].upper()}{said[1:]}."), kind="problems")
+
+
+def confusion_section(page: Page, record: RunRecord) -> None:
+    """The confusion matrix as a table, unless it is too wide to be read."""
+    confusion = (record.result or {}).get("confusion")
+    if not confusion or len(confusion) > MOST_COLUMNS:
+        return
+    columns = ["class", *(f"called {label}" for label in range(len(confusion)))]
+    rows = [(str(label), *row) for label, row in enumerate(confusion)]
+    note = "How many test examples of the class of a row the last model calls by the class of a column."
+    page.section("Confusion", table(columns, rows, label="confusion matrix"), paragraph(note, "quiet"))
 
 
 def fallback_section(page: Page, record: RunRecord) -> None:

@@ -1,6 +1,7 @@
 """Run a spec from beginning to end."""
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,9 +12,11 @@ from torch import nn
 
 from noisegate.compute import Compute
 from noisegate.data import Dataset
+from noisegate.errors import OneClassWarning
 from noisegate.features import Features
 from noisegate.models import check_module
 from noisegate.roles import trigger_of
+from noisegate.runs import imbalance
 from noisegate.runs.checkpoints import Identity
 from noisegate.runs.key import Fingerprint, fingerprint
 from noisegate.runs.result import Result, stored, summarize
@@ -61,7 +64,8 @@ def run(
 
     watch: called after every round. inputs: `dataset`, `model`, `loss`, `features`: your own, instead of those the
     spec names; and `label`, which stands for the code of model, loss and features where it cannot be read: runs with
-    other code need another one, or they share noise.
+    other code need another one, or they share noise. Warns (OneClassWarning) of a model that predicts nearly one class
+    where its accuracy hides it.
     """
     spec, compute = spec or Spec(), compute or Compute()
     given = Inputs(**inputs)
@@ -82,7 +86,10 @@ def run(
                     return found
                 folder.begin(spec, resume, setup.x_test.device)
                 progress = (folder.checkpoint(setup.federation) or progress).skip_reserved()
-            return _play(spec, setup, progress, folder, watch, compute.graph)
+            result = _play(spec, setup, progress, folder, watch, compute.graph)
+    if misleading := imbalance.hidden(result.as_dict()):
+        warnings.warn(misleading, OneClassWarning, stacklevel=2)
+    return result
 
 
 def run_together(

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from noisegate import metrics
 from noisegate.checks import plain
 from noisegate.errors import StoreError
 from noisegate.roles import trigger_of
@@ -13,7 +14,7 @@ from noisegate.runs.setup import Setup
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder
 from noisegate.runs.wellformed import check_result, fields_of
-from noisegate.simulate import Federation, Progress, attack_success, recall, shares
+from noisegate.simulate import Exam, Federation, Progress, attack_success, examine, shares
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Result:
     round, None for a class without test examples. attack_success: share of the test examples of other classes that the
     last model calls the attack's target once they carry its trigger; None for an attack without a trigger. fallback:
     share of the rounds in which the aggregator fell back. features: what examples were turned into; empty if nothing.
+
+    Of the last model, for classes that are uneven: balanced_accuracy, the mean recall of the classes; majority_share,
+    the accuracy of whoever always answers the most frequent class; confusion, how many test examples of the class of a
+    row are called by that of a column (None beyond 100 classes); auc, the chance that an example of class 1 has more of
+    its score than one of class 0, None unless there are two. Results of earlier versions have none of these.
     """
 
     accuracy: float
@@ -71,6 +77,10 @@ class Result:
     attack_success: float | None = None
     fallback: float = 0.0
     features: str = ""
+    balanced_accuracy: float | None = None
+    majority_share: float | None = None
+    confusion: list[list[int]] | None = None
+    auc: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
@@ -108,7 +118,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         missing=found.missing,
         fallback=found.fallback,
         features=setup.features,
-        recall=recall(*examined, federation.adversary.classes),
+        **_measured(examine(*examined)),
         attack_success=attack_success(*examined, trigger) if trigger else None,
         accountant=promise.accountant,
         worker_epsilons=list(promise.worker_epsilons),
@@ -125,6 +135,19 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         seconds=progress.seconds,
         ms_per_round=1e3 * progress.seconds / federation.schedule.rounds,
     )
+
+
+def _measured(exam: Exam) -> dict[str, Any]:
+    """What the last model tells of each class."""
+    confusion = exam.confusion
+    recall = metrics.recall_of(confusion)
+    return {
+        "recall": recall,
+        "balanced_accuracy": metrics.balanced_accuracy(recall),
+        "majority_share": metrics.majority_share(confusion),
+        "confusion": confusion.tolist() if len(confusion) <= metrics.MOST_CLASSES else None,
+        "auc": metrics.auc(exam.scores, exam.y),
+    }
 
 
 def stored(found: dict[str, Any], folder: RunFolder) -> Result:

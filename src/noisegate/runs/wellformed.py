@@ -12,7 +12,7 @@ from noisegate.views import Reason
 
 SHARES = (
     *("accuracy", "best_accuracy", "byzantine", "honest_rejected", "byzantine_selected", "sampling_rate"),
-    *("byzantine_weight", "missing", "attack_success", "fallback"),
+    *("byzantine_weight", "missing", "attack_success", "fallback", "balanced_accuracy", "majority_share", "auc"),
 )
 """The fields of a result that are numbers from 0 to 1."""
 
@@ -57,10 +57,18 @@ def _in_range(name: str, value: Any) -> bool:
     if not number(value):
         if name == "recall":
             return value is None or all(entry is None or (number(entry) and 0 <= entry <= 1) for entry in value)
+        if name == "confusion":
+            return value is None or _is_confusion(value)
         return all(number(entry) and entry >= 0 for entry in value) if name == "worker_epsilons" else True
     if name in SHARES:
         return bool(0 <= value <= 1)
     return bool(value >= (1 if name in AT_LEAST_ONE else 0)) or name in SIGNED
+
+
+def _is_confusion(value: list[Any]) -> bool:
+    """Whether this is a square of counts, with an example in it."""
+    square = all(isinstance(row, list) and len(row) == len(value) and all(map(count, row)) for row in value)
+    return square and any(map(any, value))
 
 
 def finite(value: Any, depth: int = 0) -> bool:

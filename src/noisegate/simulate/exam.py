@@ -1,26 +1,46 @@
-"""The last examination of a model: what it recalls of each class, and how far a trigger works."""
+"""The last examination of a model: what it tells of each class, and how far a trigger works."""
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from noisegate import metrics
 from noisegate.errors import SpecError
 from noisegate.roles import Triggered
 from noisegate.simulate.train import EVALUATION_BLOCK
 from noisegate.vectors import FlatModel
 
 
+@dataclass(frozen=True)
+class Exam:
+    """What a model says of test examples: (N, classes) scores, and the labels (N,), on the CPU."""
+
+    scores: Tensor
+    y: Tensor
+
+    @property
+    def called(self) -> Tensor:
+        """(N,) the class with the highest score for each example."""
+        return self.scores.argmax(1)
+
+    @property
+    def confusion(self) -> Tensor:
+        """(classes, classes): how many examples of the class of a row are called by the class of a column."""
+        return metrics.confusion_of(self.called, self.y, self.scores.shape[1])
+
+
 @torch.no_grad()
-def answers(model: FlatModel, params: Tensor, x: Tensor) -> Tensor:
-    """(n,) the class with the highest output for each example."""
-    return torch.cat([model.scores(params, block).argmax(1) for block in x.split(EVALUATION_BLOCK)])
+def examine(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> Exam:
+    """What the model says of these examples."""
+    scores = torch.cat([model.scores(params, block) for block in x.split(EVALUATION_BLOCK)])
+    return Exam(scores.cpu(), y.cpu())
 
 
 def recall(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, classes: int) -> list[float | None]:
     """Share of the examples of each class that are called by it; None for a class of which there are none."""
-    right = answers(model, params, x) == y
-    found = torch.bincount(y[right], minlength=classes).tolist()
-    counts = torch.bincount(y, minlength=classes).tolist()
-    return [hits / count if count else None for hits, count in zip(found, counts, strict=True)]
+    found = examine(model, params, x, y)
+    return metrics.recall_of(metrics.confusion_of(found.called, found.y, classes))
 
 
 def attack_success(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, trigger: Triggered) -> float | None:
@@ -28,10 +48,10 @@ def attack_success(model: FlatModel, params: Tensor, x: Tensor, y: Tensor, trigg
 
     Examples of the target are left out: that they are called so is no success of the attack.
     """
-    others = x[y != trigger.target]
-    if not len(others):
+    others = y != trigger.target
+    if not bool(others.any()):
         return None
-    called = answers(model, params, marked(trigger, others)) == trigger.target
+    called = examine(model, params, marked(trigger, x[others]), y[others]).called == trigger.target
     return float(called.double().mean())
 
 

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ import torch
 
 from noisegate import checks
 from noisegate.compute import Compute
+from noisegate.errors import OneClassWarning
 from noisegate.runs.launch import run, run_together
 from noisegate.runs.spec import Spec
 from noisegate.runs.unbuilt import uses_plugins
@@ -232,6 +234,7 @@ def halved(specs: Sequence[Spec], together: Callable[[Sequence[Spec]], list[T]],
 def _serve(connection: Connection, compute: Compute, one: One) -> None:
     """What a process of the pool does: run each spec that comes in, until the connection is closed."""
     signal.signal(signal.SIGTERM, _interrupt)
+    warnings.simplefilter("ignore", OneClassWarning)  # a table says it of all runs, with their balanced accuracy
     try:
         torch.set_num_threads(compute.threads or 1)
         while True:
