@@ -4,10 +4,12 @@
     python benchmarks/withstand.py --device cuda --part 1/4 --out part1.csv
     python benchmarks/withstand.py --tables withstand.csv
     python benchmarks/withstand.py --spec benchmarks/unlike.toml --few --out unlike.csv
+    python benchmarks/withstand.py --spec benchmarks/unlike.toml --tables unlike.csv --measured
 
 The runs are those of withstand.toml, or of the file named by --spec. --few makes the data set of few examples that
 unlike.toml names. What is in the file named by --out already is not run again. With --part several
-processes share the work, each with a file of its own; --tables takes several.
+processes share the work, each with a file of its own; --tables takes several. --measured leaves out of the tables what
+was not run, and says how much that is.
 """
 
 import argparse
@@ -132,6 +134,24 @@ def markdown(table: Table, rows: Mapping[str, Row]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured(table: Table, rows: Mapping[str, Row]) -> str:
+    """The table of the runs of fortified that were run, with their references; and how many that are."""
+    run = [spec for spec in table.specs if {spec.name(), reference(spec).name()} <= rows.keys()]
+    cells = {_cell(spec) for spec in run if _name(spec) == "fortified"}
+    kept = [spec for spec in run if _cell(spec) in cells]
+    share = f"Run: {len(kept)} of {len(table.specs)} runs"
+    if not kept:
+        return f"### {table.title}\n\n{share}.\n"
+    seeds = sorted({spec.seed for spec in kept})
+    share += f", with seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}."
+    return f"{markdown(table._replace(specs=kept), rows)}\n{share}\n"
+
+
+def _cell(spec: Spec) -> tuple[Any, ...]:
+    """What a run of one aggregator has in common with that of another beside it."""
+    return spec.dataset, spec.byzantine, label(spec.attack), spec.attack_start, spec.seed
+
+
 def _the(against: str) -> str:
     return "the reference" if against == "reference" else against
 
@@ -246,10 +266,11 @@ def main() -> None:
     parser.add_argument("--known", type=Path, nargs="*", default=[], help="files whose runs are not repeated either")
     parser.add_argument("--few", action="store_true", help="make the data set of few examples first")
     parser.add_argument("--tables", type=Path, nargs="+", help="print the tables of these files and stop")
+    parser.add_argument("--measured", action="store_true", help="leave out of the tables what was not run")
     chosen = parser.parse_args()
     if chosen.tables:
-        rows = read(chosen.tables)
-        print("\n".join(markdown(table, rows) for table in tables(chosen.spec)))
+        rows, shown = read(chosen.tables), measured if chosen.measured else markdown
+        print("\n".join(shown(table, rows) for table in tables(chosen.spec)))
         return
     if chosen.few:
         make_few()
