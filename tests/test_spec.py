@@ -156,6 +156,8 @@ OTHERWISE = {
     "redeal": True,
     "absent": 0.1,
     "loss": "mine.py:loss",
+    "label_column": "ill",
+    "worker_column": "ward",
 }
 
 

@@ -42,7 +42,19 @@ class SpecFlags:
     """What is to be run: a file of settings and the flags that override it. None: not given."""
 
     spec_file: SpecFile = None
-    dataset: Annotated[str | None, typer.Option(help="A name of `noisegate list datasets`, or a file.npz.")] = None
+    dataset: Annotated[
+        str | None,
+        typer.Option(
+            *("--dataset", "--data"),
+            help="A name of `noisegate list datasets`, a file.npz or file.csv, or a folder with one for each worker.",
+        ),
+    ] = None
+    label_column: Annotated[
+        str | None, typer.Option("--label-column", "--label", help="Column of a .csv with the label. [the last]")
+    ] = None
+    worker_column: Annotated[
+        str | None, typer.Option(help="Column of a .csv that says who holds each example. [none]")
+    ] = None
     model: Annotated[
         str | None, typer.Option(help="A name of `noisegate list models`, or your own: file.py:build.")
     ] = None
@@ -91,7 +103,7 @@ class SpecFlags:
     non_iid: Annotated[bool | None, typer.Option("--non-iid/--iid", help="The paper's uneven partition.")] = None
     dirichlet: Annotated[float | None, typer.Option(help="Uneven partition by Dirichlet of this concentration.")] = None
     redeal: Annotated[
-        bool | None, typer.Option("--redeal", help="Deal the examples anew although the .npz says who holds them.")
+        bool | None, typer.Option("--redeal", help="Deal the examples anew although the data say who holds them.")
     ] = None
     auxiliary: Annotated[int | None, typer.Option(help="Examples per class that the server has. [2]")] = None
     auxiliary_from: Annotated[str | None, typer.Option(help="The data set that these are from. [the workers']")] = None

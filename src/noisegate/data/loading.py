@@ -1,4 +1,4 @@
-"""`load`: a data set by its name, or from an .npz of the user's own."""
+"""`load`: a data set by its name, or from a file or a folder of the user's own."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,37 +13,68 @@ from noisegate.data.arrays import ONE_TEST_IN, classes_of, features_of, labels_o
 from noisegate.data.contents import archive, checked
 from noisegate.data.dataset import Dataset
 from noisegate.data.files import expanded, locate
+from noisegate.data.folders import read_folder, read_single
 from noisegate.data.sources import SOURCES
-from noisegate.errors import DataError
+from noisegate.data.tables import SUFFIXES, Columns
+from noisegate.errors import DataError, SpecError
 from noisegate.streams import stream
 
 
-def load(name: str, rng: torch.Generator | None = None) -> Dataset:
-    """The data set `name`: a name in SOURCES, or a path that ends in .npz.
+def load(name: str, rng: torch.Generator | None = None, columns: Columns | None = None) -> Dataset:
+    """The data set `name`: a name in SOURCES, or a path that ends in .npz or .csv, or of a folder.
 
     Named data sets are checked against their published sums and are the same for every `rng`. An .npz holds
     `x` (N, ...) of any real dtype and `y` (N,) of whole numbers 0..classes-1, every class present, and may
     hold `x_test`, `y_test`; values are taken as they are, so scale them first. Without test arrays a fifth is
     split off by `rng`, or by a fixed stream if that is None. An array `worker` (N,) of whole numbers says which worker
     holds each example of `x`, and `worker_test` the same of `x_test`.
+
+    A table (.csv, .tsv) has a header line, numbers, and a column of labels, which are names of classes; columns: which
+    it is, and which says who holds the example. A folder has one such file, or one .npz, for each worker. A fifth of
+    each worker's examples becomes the test part.
     """
-    if path := own_path(name):
-        return _own(path, stream(0, "npz-split") if rng is None else rng)
+    if (path := own_path(name)) is not None:
+        return _own(path, stream(0, "npz-split") if rng is None else rng, columns or Columns())
     if name not in SOURCES:
         known = ", ".join(SOURCES)
-        rule = f"unknown{checks.guess(name, SOURCES)}; choose from {known}, or give a path that ends in .npz"
-        raise checks.refuse("dataset", name, rule)
+        rule = f"unknown{checks.guess(name, SOURCES)}; choose from {known}, or give a path that ends in .npz or .csv, "
+        raise checks.refuse("dataset", name, f"{rule}or of a folder that is there")
+    if columns and (said := columns.given()):
+        raise SpecError(f"{said}: names a column of a table, and {name!r} is none; leave it out")
     source = SOURCES[name]
     payloads = {file: checked(path, source.files[file]) for file, path in locate(source).items()}
     return source.reader(payloads)
 
 
 def own_path(name: str) -> Path | None:
-    """The file that `name` is, if it is a user's own data set and not a name in SOURCES."""
-    return expanded(name, "dataset") if name.lower().endswith(".npz") else None
+    """The file or folder that `name` is, if it is a user's own data set and not a name in SOURCES."""
+    if name in SOURCES:
+        return None
+    if name.lower().endswith((".npz", *SUFFIXES)):
+        return expanded(name, "dataset")
+    path = expanded(name, "dataset") if name else Path()
+    try:
+        return path if name and path.is_dir() else None
+    except (OSError, ValueError):  # a name that no file can have
+        return None
 
 
-def _own(path: Path, rng: torch.Generator) -> Dataset:
+def own_files(path: Path) -> list[Path]:
+    """The file, or all files in the folder and below, in an order that lasts; none if nothing is there."""
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _own(path: Path, rng: torch.Generator, columns: Columns) -> Dataset:
+    if path.suffix.lower() in SUFFIXES:
+        return read_single(path, columns, rng)
+    if path.suffix.lower() != ".npz":
+        return read_folder(path, columns, rng)
+    if said := columns.given():
+        raise DataError(f"{path}: {said}: names a column of a table, and this is an .npz; leave it out")
+    return _archive(path, rng)
+
+
+def _archive(path: Path, rng: torch.Generator) -> Dataset:
     arrays = archive(path, ("x", "y", "x_test", "y_test", "worker", "worker_test"))
     for key in ("x", "y"):
         if key not in arrays:

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from noisegate.checks import guess, plain, shown
 from noisegate.data.arrays import Names, array_of, classes_of, features_of, is_frame, labels_of, numbered, split
 from noisegate.data.dataset import Dataset
 from noisegate.data.hints import of_scale
+from noisegate.data.tables import listed
 from noisegate.errors import DataError, NoisegateWarning
 
 MOST_CLASSES = 1000
@@ -36,23 +38,27 @@ class Words:
     features: Names = ()
 
 
-def assemble(name: str, train: Labeled, test: Labeled | None, words: Words, rng: torch.Generator) -> Dataset:
-    """The data set. Without test examples a fifth of each worker's is split off; warns of features far from 0 to 1."""
-    _check_lengths(name, train)
+def assemble(where: str | Path, train: Labeled, test: Labeled | None, words: Words, rng: torch.Generator) -> Dataset:
+    """The data set. Without test examples a fifth of each worker's is split off; warns of features far from 0 to 1.
+
+    where: the name of the data set, or the path that it is from.
+    """
+    name = where if isinstance(where, str) else where.resolve().stem
+    _check_lengths(where, train)
     if test is None:
-        learnt, tried = split(name, train.y, train.owner, rng)
+        learnt, tried = split(where, train.y, train.owner, rng)
         train, test = _some(train, learnt), _some(train, tried)
-    classes = len(words.classes) or classes_of(name, torch.cat((train.y, test.y)))
+    classes = len(words.classes) or classes_of(where, torch.cat((train.y, test.y)))
     dataset = Dataset(
         *(name, train.x, train.y, test.x, test.y, classes, train.owner, test.owner),
         *(words.classes, words.workers, words.features),
     )
     if hint := of_scale(dataset):
-        warnings.warn(f"{name}: {hint}", NoisegateWarning, stacklevel=2)
+        warnings.warn(f"{where}: {hint}", NoisegateWarning, stacklevel=2)
     return dataset
 
 
-def _check_lengths(name: str, part: Labeled) -> None:
+def _check_lengths(name: object, part: Labeled) -> None:
     if len(part.x) != len(part.y) or not len(part.y):
         raise DataError(f"{name}: there are {len(part.x)} examples and {len(part.y)} labels; give one label for each")
     if part.owner is not None and len(part.owner) != len(part.y):
@@ -183,7 +189,7 @@ def _given(name: str, x: Any, y: Any, worker: Any = None) -> Given:
     for key, value in (("y", y), ("worker", worker)):
         if isinstance(value, str) and value not in names:
             raise DataError(
-                f"{name}: {key} = {shown(value)}: is no column{guess(value, names)}; there are {_listed(names)}"
+                f"{name}: {key} = {shown(value)}: is no column{guess(value, names)}; there are {listed(names)}"
             )
     if len(set(names)) < len(names):
         raise DataError(f"{name}: two columns have the same name; name every column once")
@@ -217,14 +223,9 @@ def _check_columns(given: Sequence[Given], wheres: Sequence[str]) -> None:
     for part, where in zip(given, wheres, strict=False):
         if (own := _columns(part.x)) != first:
             raise DataError(
-                f"{where}: has the columns {_listed(own)}, and {wheres[0]} {_listed(first)}; give all "
+                f"{where}: has the columns {listed(own)}, and {wheres[0]} {listed(first)}; give all "
                 "the same, in the same order"
             )
-
-
-def _listed(names: Sequence[Any]) -> str:
-    """Names for a message, the first ones if there are many."""
-    return ", ".join(plain(name) for name in names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def _labels(name: str, given: Sequence[Given]) -> tuple[list[Tensor], Names]:

@@ -168,7 +168,8 @@ def _plan_of_trial(spec: Spec, setup: Setup, listen: str) -> ServerPlan:
 
 def _plan_of_server(spec: Spec, listen: str, hosts: tuple[str, ...]) -> ServerPlan:
     check_of_catalog(spec)
-    found, defaults = data.load(spec.dataset, stream(spec.seed, "test-split")), data.SOURCES.get(spec.dataset)
+    found = data.load(spec.dataset, stream(spec.seed, "test-split"), spec.columns)
+    defaults = data.SOURCES.get(spec.dataset)
     honest = spec.workers or (defaults.workers if defaults else DEFAULT_WORKERS)
     workers, rounds, declared = honest + spec.count_byzantine(honest), spec.rounds or 1, spec.declared or 1
     spec.build_aggregator().check(workers)

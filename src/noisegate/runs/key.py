@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate.checks import plain
-from noisegate.data import Dataset, own_path
+from noisegate.data import Dataset, own_files, own_path
 from noisegate.errors import DataError, StoreError
 from noisegate.features import Features
 from noisegate.files import parse, read_whole
@@ -90,10 +90,10 @@ def fingerprint(
     Code that cannot be told apart from other code has a new fingerprint each time, unless `label` stands for it.
     """
     path = None if dataset is not None else own_path(spec.dataset)
-    file = path if path and path.is_file() else None
+    files = own_files(path) if path else []
     own = own_code(spec, dataset, features)
     embed = own_features(spec) if features is None else features
-    given = (dataset, file, model, embed, *own.code)
+    given = (dataset, files or None, model, embed, *own.code)
     if all(each is None for each in given) and loss is cross_entropy:
         return None
     key = user_key()
@@ -102,7 +102,9 @@ def fingerprint(
     if dataset is not None:
         tensors += [dataset.x, dataset.y, dataset.x_test, dataset.y_test]
         tensors += [owner for owner in (dataset.owner, dataset.owner_test) if owner is not None]
-    elif file is not None:
+    for file in files:
+        if path and path.is_dir():
+            digest.update(f"file {file.relative_to(path)} {file.stat().st_size}".encode("utf-8", "surrogateescape"))
         _add_file(digest, file)
     for module in (model, own.module):
         tensors += [] if module is None else module.state_dict().values()

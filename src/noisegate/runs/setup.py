@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -64,16 +64,16 @@ class SharedData:
     """Data that several runs use, read once and brought to the device once."""
 
     def __init__(self) -> None:
-        self._read: dict[tuple[str, int], Dataset] = {}
+        self._read: dict[tuple[Any, ...], Dataset] = {}
         self._digests: dict[int, tuple[Dataset, str]] = {}
         self._moved: dict[tuple[int, torch.device], tuple[Dataset, tuple[Tensor, ...]]] = {}
         self._embedded: dict[tuple[int, str], tuple[Dataset, Dataset]] = {}
 
     def load(self, spec: Spec) -> Dataset:
         """The data of a spec. Those of a user's own file are split by the seed; the others are the same for all."""
-        key = spec.dataset, spec.seed if data.own_path(spec.dataset) else 0
+        key = spec.dataset, spec.seed if data.own_path(spec.dataset) else 0, spec.columns
         if key not in self._read:
-            self._read[key] = data.load(spec.dataset, stream(spec.seed, "test-split"))
+            self._read[key] = data.load(spec.dataset, stream(spec.seed, "test-split"), spec.columns)
         return self._read[key]
 
     def load_auxiliary(self, name: str) -> Dataset:

@@ -15,7 +15,7 @@ from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
 from noisegate.catalog import build, find, is_own, settle, typed
-from noisegate.data import SOURCES
+from noisegate.data import SOURCES, Columns
 from noisegate.errors import SpecError
 from noisegate.features import Features, build_features, check_request
 from noisegate.models import USUAL
@@ -34,7 +34,10 @@ BEST, HEAD = "fortified", "linear"
 DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
-LATER = ("auxiliary_from", "declared", "secret", "absent", "redeal", "features", "loss")
+LATER = (
+    *("auxiliary_from", "declared", "secret", "absent", "redeal", "features", "loss"),
+    *("label_column", "worker_column"),
+)
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
@@ -44,9 +47,10 @@ PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
 class Spec:
     """A run, but for where and how fast it computes. None means: the data set's default, or computed.
 
-    dataset: a name of `noisegate list datasets` or a path to an .npz. model: a name of `noisegate list models`, or your
-    own: `package.module:build` or `file.py:build`. loss: your own likewise; the cross entropy unless given.
-    epsilon, delta: the budget of every worker; 2 unless given, and 1e-5 or a tenth of 1 / declared, if that is less.
+    dataset: a name of `noisegate list datasets` or a path: of an .npz, a .csv, or a folder with one for each worker.
+    label_column, worker_column: of a .csv; unless given, the last column is the label. model: a name of `noisegate list
+    models`, or your own: `package.module:build` or `file.py:build`. loss: your own likewise; the cross entropy unless
+    given. epsilon, delta: the budget of every worker; 2 unless given, and 1e-5 or 1 / (10 declared), if that is less.
     delta = "paper" is the paper's, declared^-1.1. declared: the public number of examples that every worker is taken to
     hold, from which the sampling rate comes; the honest workers' mean unless given. sigma: noise multiplier, instead of
     epsilon or beside it. sigma_base: the multiplier of epsilon 2, by which the rate scales. rate: the base rate eta_b.
@@ -95,6 +99,8 @@ class Spec:
     redeal: bool = False
     features: Part | None = None
     loss: str | None = None
+    label_column: str | None = None
+    worker_column: str | None = None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
@@ -177,6 +183,11 @@ class Spec:
     def build_features(self) -> Features | None:
         """The features as a function; None if examples are taken as they are. A user's own code is loaded here."""
         return None if self.features is None else build_features(self.features)
+
+    @property
+    def columns(self) -> Columns:
+        """What the columns of a table are."""
+        return Columns(self.label_column, self.worker_column)
 
     def head(self, usual: str | None = None) -> str | None:
         """The name of the model. usual: of the data set."""
