@@ -20,7 +20,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 FLOORS = (
     (
         *("capacity", "chacha", "checks", "compute", "entropy", "errors", "files", "kernels", "locks", "marks"),
-        *("settings", "streams", "vectors", "version"),
+        *("settings", "streams", "usual", "vectors", "version"),
     ),
     ("catalog", "data", "examples", "features", "flips", "metrics", "models", "roles", "sampling", "views"),
     ("aggregators", "attacks", "privacy", "workers"),

@@ -3,26 +3,26 @@
 Exit status: 0 fine, 1 a result outside its bounds, a failed run of a sweep or an output that cannot be written, 2 bad
 input (also a plugin that raises), 130 interrupted (state saved).
 
-This file is imported quickly. `main` imports what takes time, so that Ctrl-C can end the process at any moment.
+This file is imported quickly, and so are the declarations of all commands (commands.py). A command imports what takes
+time when it is called, so that help comes at once, and Ctrl-C can end the process at any moment.
 """
 
 import errno
 import os
-import signal
 import sys
-import threading
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from types import FrameType, TracebackType
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 from noisegate.checks import plain
 from noisegate.checks import told as words
+from noisegate.cli.late import INTERRUPTED, ends_at_once
 from noisegate.errors import NoisegateError, NoisegateWarning, OneClassWarning
 
-FAILED, REFUSED, INTERRUPTED = 1, 2, 130
+FAILED, REFUSED = 1, 2
 TRACE = "NOISEGATE_TRACEBACK"
 """Set this variable to see where an error comes from."""
 
@@ -67,7 +67,7 @@ def _status() -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # for characters that the terminal cannot show
     try:
-        with _ends_at_once():
+        with ends_at_once():
             from noisegate.cli.commands import app
         with warnings.catch_warnings():
             warnings.showwarning = _show(warnings.showwarning)
@@ -151,23 +151,3 @@ def _emptied(status: int) -> int:
             with suppress(OSError, ValueError):  # so that Python does not try it again at exit, and print an error
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return status
-
-
-@contextmanager
-def _ends_at_once() -> Iterator[None]:
-    """Let Ctrl-C end the process at once: nothing has begun, and an interrupted import may raise any error."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield
-        return
-
-    def end(number: int, frame: FrameType | None) -> None:
-        with suppress(OSError):
-            os.write(2, b"noisegate: interrupted\n")
-        os._exit(INTERRUPTED)
-
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,58 +1,19 @@
 """`noisegate audit`: an adversary that tries to refute the privacy claim of a configuration."""
 
 import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from noisegate.audit import Audit, audit, write_audit
 from noisegate.cli.bar import bar_of_rounds
-from noisegate.cli.flags import AsJson, Device, SpecFlags, Threads, takes
+from noisegate.cli.records import AuditFlags
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.runs.spec import Spec
 
-if TYPE_CHECKING:  # it needs scipy's distributions, which take half a second to import
-    from noisegate.audit import Audit
 
-
-@dataclass(frozen=True)
-class AuditFlags(SpecFlags):
-    """The flags of `noisegate audit`. It takes no others of `SpecFlags` than those in `AUDITED`."""
-
-    secret: Annotated[bool | None, typer.Option("--secret", help="Audit noise that nobody can draw again.")] = None
-    trials: Annotated[
-        int | None, typer.Option(help="Workers that hold a canary or do not. [4000; fewer for a large model]")
-    ] = None
-    device: Device = "auto"
-    threads: Threads = None
-    out: Annotated[Path | None, typer.Option(help="Folder for audit.json and audit.html, a plot.")] = None
-    as_json: AsJson = False
-
-
-AUDITED = (
-    *(
-        "spec_file",
-        "dataset",
-        "model",
-        "loss",
-        "epsilon",
-        "delta",
-        "sigma",
-        "accountant",
-        "sampling",
-        "batch",
-        "workers",
-    ),
-    *("worker", "rounds", "declared", "secret", "seed", "settings"),
-)
-"""The flags of a spec that a privacy claim depends on, in the order of the help."""
-
-
-@takes(AuditFlags, names=(*AUDITED, "trials", "device", "threads", "out", "as_json"))
 def audit_command(flags: AuditFlags) -> None:
-    """Try to refute the privacy claim. Exit status 1: refuted. An attack that fails proves nothing."""
+    """Audit, and show what was found."""
     spec = flags.spec()
     console = Console(stderr=True, quiet=flags.as_json)
     try:
@@ -60,7 +21,7 @@ def audit_command(flags: AuditFlags) -> None:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted: an audit keeps nothing; start it again", soft_wrap=True)
         raise typer.Exit(130) from None
-    written = _write(found, flags.out) if flags.out is not None else ()
+    written = write_audit(found, flags.out) if flags.out is not None else ()
     if flags.as_json:
         print(json.dumps(found.as_dict(), indent=2))
     else:
@@ -71,7 +32,7 @@ def audit_command(flags: AuditFlags) -> None:
         raise typer.Exit(1)
 
 
-def show(found: "Audit") -> None:
+def show(found: Audit) -> None:
     """The findings in lines: what was claimed, what was tried, the verdict last."""
     claim = found.claim
     print(
@@ -99,10 +60,8 @@ def show(found: "Audit") -> None:
     print(found.verdict)
 
 
-def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console) -> "Audit":
+def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console) -> Audit:
     """Audit, and tell how far the audit is."""
-    from noisegate.audit import audit
-
     before = ""
     with bar_of_rounds(console, "audit") as bar:
 
@@ -114,9 +73,3 @@ def _watched(spec: Spec, compute: Compute, trials: int | None, console: Console)
             bar.tell(f"{what}, {done / total:.0%}", total=total, completed=done, status=what)
 
         return audit(spec, trials=trials, compute=compute, watch=watch)
-
-
-def _write(found: "Audit", out: Path) -> tuple[Path, ...]:
-    from noisegate.audit import write_audit
-
-    return write_audit(found, out)

@@ -2,20 +2,14 @@
 
 import json
 import sys
-from typing import Annotated
 
 import typer
 
 from noisegate import checks
-from noisegate.cli.flags import AsJson
 from noisegate.data import SOURCES, fetch, verify
 
-app = typer.Typer(no_args_is_help=True, help="List, verify or fetch data sets.")
-Name = Annotated[str | None, typer.Argument(help="A data set; all of them if left out.")]
 
-
-@app.command("list")
-def list_data(as_json: AsJson = False) -> None:
+def list_data(as_json: bool) -> None:
     """Every data set, whether it is here, its license."""
     found = {
         name: {"here": all(status == "ok" for _, status in verify(name)), "license": source.license}
@@ -28,8 +22,7 @@ def list_data(as_json: AsJson = False) -> None:
         print(f"{name:11} {'here' if entry['here'] else 'missing':8} {entry['license']}")
 
 
-@app.command("verify")
-def verify_data(name: Name = None, as_json: AsJson = False) -> None:
+def verify_data(name: str | None, as_json: bool) -> None:
     """Check the files' sums; exit status 1 if a file is missing or damaged."""
     found = {each: dict(verify(each)) for each in _names(name)}
     if as_json:
@@ -42,8 +35,7 @@ def verify_data(name: Name = None, as_json: AsJson = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command("fetch")
-def fetch_data(name: Name = None, as_json: AsJson = False) -> None:
+def fetch_data(name: str | None, as_json: bool) -> None:
     """Download from the data sets' public homes and check the sums."""
     names = _names(name)
     if name is None:  # a name asked for is an error if it cannot be fetched; of all, the rest is still wanted

@@ -1,50 +1,27 @@
 """The commands of `noisegate federation` by which workers on other machines come and go."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from noisegate.checks import plain
-from noisegate.cli.flags import takes
+from noisegate.cli.declared.federation import SignFlags
 from noisegate.deploy import enroll, layout, members
 from noisegate.deploy.init import new_run
 from noisegate.deploy.invitation import Invitation
 from noisegate.deploy.status import runs
 from noisegate.errors import NoisegateError, StoreError
-from noisegate.federation.certificates import DAYS, days_left, hosts_of, read_certificate
+from noisegate.federation.certificates import days_left, hosts_of, read_certificate
 from noisegate.files import write_whole
 
-WorkerDir = Annotated[Path, typer.Argument(metavar="DIR", help="The worker's folder, on the worker's machine.")]
-ServerDir = Annotated[Path, typer.Argument(metavar="SERVER_DIR", help="The server's folder, or the one above it.")]
-AuthorityDir = Annotated[Path | None, typer.Option("--ca", help="Folder of ca.pem and ca.key. [ca in or beside it]")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-Days = Annotated[int, typer.Option(help="How long the certificate is valid.")]
 
-
-def request_command(
-    folder: WorkerDir,
-    name: Annotated[str, typer.Option(help="Name of the worker: a to z, 0 to 9 and -, such as hospital-a.")],
-) -> None:
-    """On the worker's machine: make its keys, and a request for a certificate to be sent to the server's operator.
-
-    The keys stay in the folder. Nothing in the request is secret.
-    """
+def request_command(folder: Path, name: str) -> None:
+    """Make keys and a request, and say what to do with it."""
     _told_request(folder, enroll.request(folder, name))
 
 
-def renew_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a worker, or of a server.")],
-    new_keys: Annotated[
-        bool, typer.Option("--new-keys", help="A worker: make new keys; the old ones stay until `accept`.")
-    ] = False,
-    authority: AuthorityDir = None,
-    days: Days = DAYS,
-) -> None:
-    """Renew a certificate. For a worker: make a new request, with the keys that it has, to be sent to the operator.
-    For a server: sign a new certificate.
-    """
+def renew_command(folder: Path, new_keys: bool, authority: Path | None, days: int) -> None:
+    """Renew a certificate, or ask for a new one."""
     if not (folder / layout.SETTINGS).is_file() and not (folder / layout.SERVER / layout.SETTINGS).is_file():
         _told_request(folder, enroll.request(folder, new_keys=new_keys))
         return
@@ -60,31 +37,8 @@ def _told_request(folder: Path, made: enroll.OwnRequest) -> None:
     print(f"then: noisegate federation accept {folder} INVITATION.toml, which comes back")
 
 
-@dataclass(frozen=True)
-class SignFlags:
-    """The flags of `noisegate federation sign`."""
-
-    server: ServerDir
-    request: Annotated[Path, typer.Argument(metavar="REQUEST.pem", help="What the worker sent.")]
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The invitation. [NAME.invitation.toml]")] = None
-    authority: AuthorityDir = None
-    address: Annotated[
-        str, typer.Option(help="host:port at which workers reach the server. [first host of its certificate]")
-    ] = ""
-    size: Annotated[
-        int | None, typer.Option(help="About how many examples the worker holds; public. [as many as are declared]")
-    ] = None
-    replace: Annotated[bool, typer.Option("--replace", help="The worker has new keys: take them.")] = False
-    days: Days = DAYS
-    yes: Yes = False
-
-
-@takes(SignFlags)
 def sign_command(flags: SignFlags) -> None:
-    """At the operator's: check a worker's request, sign it, and write the worker into the roster.
-
-    The invitation that is written goes back to the worker. Nothing in it is secret.
-    """
+    """Show a request, sign it if that is confirmed, and write the invitation."""
     home = layout.server_folder(flags.server)
     found = enroll.look_at(home, flags.request)
     path = flags.out or Path(f"{found.name}{enroll.INVITATION}")
@@ -117,12 +71,8 @@ def _check_replaceable(path: Path, name: str) -> None:
         raise StoreError(f"{plain(path)}: is there already, and is no invitation for {name}; choose another with --out")
 
 
-def accept_command(
-    folder: WorkerDir,
-    invitation: Annotated[Path, typer.Argument(metavar="INVITATION.toml", help="What the operator sent back.")],
-    yes: Yes = False,
-) -> None:
-    """On the worker's machine: check the invitation, and put certificate, settings and policy in their places."""
+def accept_command(folder: Path, invitation: Path, yes: bool) -> None:
+    """Show an invitation, and accept it if that is confirmed."""
     found = Invitation.read(invitation)
     print(f"server       {plain(found.server)}")
     print(f"fingerprint  {found.fingerprint()}")
@@ -143,15 +93,8 @@ def accept_command(
     print(f"      noisegate join {folder}")
 
 
-def revoke_command(
-    server: ServerDir,
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="The worker to be taken out of the roster.")] = "",
-    certificate: Annotated[
-        str, typer.Option(help="Revoke the certificate with this serial number (hexadecimal) and nothing else.")
-    ] = "",
-    authority: AuthorityDir = None,
-) -> None:
-    """At the operator's: take a worker out of the roster, or revoke one certificate. A running server follows."""
+def revoke_command(server: Path, name: str, certificate: str, authority: Path | None) -> None:
+    """Take a worker out, or revoke one certificate."""
     if bool(name) == bool(certificate):
         raise StoreError("revoke: give the NAME of a worker, or --certificate with a serial number")
     home = layout.server_folder(server)
@@ -160,20 +103,10 @@ def revoke_command(
         print(line)
 
 
-def new_run_command(server: ServerDir) -> None:
-    """At the operator's: prepare a server folder for a new run with the same settings. The old state is put aside."""
+def new_run_command(server: Path) -> None:
+    """Prepare a new run, and say what it costs."""
     home = layout.server_folder(server)
     if runs(home):
         raise StoreError(f"{plain(home)}: its server is running; stop it first")
     print(f"run {new_run(home)[:12]}: start it with `noisegate serve {home}`")
     print("workers pay for it as for the last one; each must allow that in its policy")
-
-
-def add_enrollment(app: typer.Typer) -> None:
-    """Add these commands to `noisegate federation`."""
-    app.command("request")(request_command)
-    app.command("sign")(sign_command)
-    app.command("accept")(accept_command)
-    app.command("renew")(renew_command)
-    app.command("revoke")(revoke_command)
-    app.command("new-run")(new_run_command)

@@ -5,17 +5,15 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
 
 import typer
 
 from noisegate.checks import plain, refuse
-from noisegate.cli.enrollment import add_enrollment
 from noisegate.cli.federation_table import TrialView, show_outcome, show_status
-from noisegate.cli.flags import AsJson, SpecFlags, takes
+from noisegate.cli.records import PORT, InitFlags, TrialFlags
 from noisegate.cli.terminal import Console
 from noisegate.deploy import layout
 from noisegate.deploy.init import make_server, make_trial
@@ -24,68 +22,12 @@ from noisegate.deploy.trial import LocalTrial
 from noisegate.deploy.up import free_port, run_trial, use_port
 from noisegate.errors import SpecError, StoreError
 from noisegate.federation.settings import ServerSettings
-from noisegate.runs import Spec
 
-app = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    help="Private training between real machines: try it on this one, or enroll workers on others.",
-)
-PORT = 7443
 LOOPBACK = ("127.0.0.1", "localhost")
-WORKERS, BYZANTINE = 5, 0.4
-"""Of a trial, unless told otherwise: every worker is a process."""
-
-UNFIT = ("secret", "sampling", "accountant", "absent")
-"""Settings that a federation does not leave open: noise is secret, batches are Poisson's, absence is real."""
-
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the federation.")]
-Port = Annotated[int | None, typer.Option(help=f"Port to listen on; 0 picks a free one. [{PORT}]")]
 
 
-@dataclass(frozen=True)
-class TrialFlags(SpecFlags):
-    """The flags of `noisegate federation up`."""
-
-    folder: Folder = field(kw_only=True)
-    port: Port = None
-    as_json: AsJson = False
-
-    def asked(self) -> Spec:
-        """The run that is asked for. What a trial's folder says counts where no flag is given."""
-        if self.spec_file is None and (self.folder / layout.TRIAL).is_file():
-            return replace(self, spec_file=self.folder / layout.SPEC).spec()
-        if self.spec_file is not None:
-            return self.spec()
-        workers = WORKERS if self.workers is None else self.workers
-        return replace(self, workers=workers, byzantine=BYZANTINE if self.byzantine is None else self.byzantine).spec()
-
-
-@dataclass(frozen=True)
-class InitFlags(TrialFlags):
-    """The flags of `noisegate federation init`."""
-
-    server_only: Annotated[
-        bool, typer.Option("--server-only", help="No workers: they are on other machines. Needs --host and --declared.")
-    ] = False
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="With --server-only: a name or address that workers reach the server by; may be repeated."),
-    ] = None
-
-
-def _names(record: type[TrialFlags], *without: str) -> list[str]:
-    own = [entry.name for entry in fields(record) if entry.name not in (*UNFIT, *without)]
-    return ["folder", *(name for name in own if name != "folder")]
-
-
-@takes(InitFlags, _names(InitFlags, "as_json"))
 def init_command(flags: InitFlags) -> None:
-    """Make a federation: an authority, a server with its keys and settings, and for a trial on this machine its
-    workers, each with certificate, keys, policy and its share of the data.
-
-    Without settings a trial has 5 honest workers and 3 label flippers on digits.
-    """
+    """Make a federation, and say what was made."""
     if flags.server_only:
         port = _port(flags.port) if flags.port is not None else PORT
         here = all(host in LOOPBACK for host in flags.host or [])  # who tries it on one machine opens no port to others
@@ -106,12 +48,8 @@ def init_command(flags: InitFlags) -> None:
     print(f"next: noisegate federation up {flags.folder}")
 
 
-@takes(TrialFlags, _names(TrialFlags))
 def up_command(flags: TrialFlags) -> None:
-    """Run a federation on this machine: a server and one process for each worker, some of them hostile.
-
-    Makes DIR if there is none. Ctrl-C takes everything down; the same command goes on where it was.
-    """
+    """Run a federation on this machine, and show it."""
     console = Console(stderr=True, quiet=flags.as_json)
     with _interruptible():
         try:
@@ -174,10 +112,7 @@ def _interruptible() -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-def status_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of a trial, or of a server.")],
-    as_json: AsJson = False,
-) -> None:
+def status_command(folder: Path, as_json: bool) -> None:
     """Show how a server stands: state, round, accuracy, and each worker."""
     server = layout.server_folder(folder)
     status = read_status(server)
@@ -187,9 +122,3 @@ def status_command(
         print(f"never started; start it with `noisegate serve {plain(server)}`", file=sys.stdout)
     else:
         show_status(status, Console())
-
-
-app.command("init")(init_command)
-app.command("up")(up_command)
-app.command("status")(status_command)
-add_enrollment(app)

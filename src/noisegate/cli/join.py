@@ -7,13 +7,12 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
 
 from noisegate.checks import plain
-from noisegate.cli.flags import AsJson, Threads
 from noisegate.errors import FederationError, NoisegateError, SpecError
 from noisegate.federation.certificates import days_left, read_certificate
 from noisegate.federation.client import WorkerOutcome
@@ -29,14 +28,7 @@ MODEL = "model.safetensors"
 """The last model of a run, in the worker's folder."""
 
 
-def join_command(
-    folders: Annotated[
-        list[Path],
-        typer.Argument(metavar="DIR...", help="Folders of workers; several of them take part from one process."),
-    ],
-    threads: Threads = None,
-    as_json: AsJson = False,
-) -> None:
+def join_command(folders: list[Path], threads: int | None, as_json: bool) -> None:
     """Take part in a federation: agree to the server's terms if the folder's policy allows them, then answer models
     until the run is over or the budget is spent.
 

@@ -3,13 +3,12 @@
 import json
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
 
 from noisegate import checks
-from noisegate.cli.flags import AsJson
 from noisegate.cli.terminal import Console
 from noisegate.errors import StoreError
 from noisegate.federation.ledger import repair, spendings
@@ -21,18 +20,11 @@ from noisegate.federation.spending import Spending, price, price_of_choices
 from noisegate.federation.worker_folder import POLICY, SETTINGS, WorkerFolder
 from noisegate.privacy.pricing import LARGEST_DELTA
 
-app = typer.Typer(no_args_is_help=True, help="Show, verify or repair the ledger of a data set.")
-Place = Annotated[Path, typer.Argument(metavar="PATH", help="A worker's folder, or the folder of a ledger.")]
 SHORT = 12
 """How many digits of a run's id, a key or a fingerprint are shown."""
 
 
-@app.command("show")
-def show_ledger(
-    path: Place,
-    delta: Annotated[float | None, typer.Option(help="Price at this delta. [the policy's, or 1e-5]")] = None,
-    as_json: AsJson = False,
-) -> None:
+def show_ledger(path: Path, delta: float | None, as_json: bool) -> None:
     """What each run cost an example, what all cost together, and what is left of the budget."""
     policy = Policy.read(path / POLICY) if (path / POLICY).exists() else None
     if delta is None:
@@ -45,8 +37,7 @@ def show_ledger(
         _show(told)
 
 
-@app.command("verify")
-def verify_ledger(path: Place) -> None:
+def verify_ledger(path: Path) -> None:
     """Check every line, their chain and the outbox; exit status 1 if anything is wrong."""
     try:
         folder = ledger_folder(path)
@@ -62,8 +53,7 @@ def verify_ledger(path: Place) -> None:
     )
 
 
-@app.command("repair")
-def repair_ledger(path: Place) -> None:
+def repair_ledger(path: Path) -> None:
     """Take a torn last line away, charge what lies in the outbox, and touch nothing else."""
     removed, charged = repair(ledger_folder(path))
     if not removed:

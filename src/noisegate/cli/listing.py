@@ -4,15 +4,13 @@ import dataclasses
 import inspect
 import json
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.table import Table
 
 from noisegate import checks, paper
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
-from noisegate.cli.flags import AsJson
 from noisegate.cli.terminal import Console
 from noisegate.data import SOURCES
 from noisegate.features import FEATURES
@@ -92,10 +90,7 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
 }
 
 
-def show_list(
-    kind: Annotated[str, typer.Argument(help=f"{', '.join(list(KINDS)[:-1])} or {list(KINDS)[-1]}.")],
-    as_json: AsJson = False,
-) -> None:
+def show_list(kind: str, as_json: bool) -> None:
     """List what a run can be made of."""
     checks.one_of(KINDS, kind=kind)
     entries = KINDS[kind]()

@@ -2,50 +2,19 @@
 
 import json
 import warnings
-from dataclasses import dataclass
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from noisegate import checks
-from noisegate.cli.flags import AsJson, read_delta, takes
+from noisegate.cli.reading import read_delta
+from noisegate.cli.records import PrivacyFlags
 from noisegate.errors import NoisegateWarning, SpecError
 from noisegate.flips import cost_of_sign, flip_probability
 from noisegate.privacy import IN_WORDS, Guarantee, group_epsilon, guarantee
 from noisegate.sampling import SAMPLINGS
 
 
-@dataclass(frozen=True)
-class PrivacyFlags:
-    """The flags of `noisegate privacy`."""
-
-    samples: Annotated[
-        int,
-        typer.Option(
-            help="Examples that a worker declares: rate is batch / samples. With equal, fixed: that it holds."
-        ),
-    ]
-    rounds: Annotated[int, typer.Option(help="Rounds of training.")]
-    batch: Annotated[int, typer.Option(help="Examples that a worker uses per round, on average.")] = 16
-    epsilon: Annotated[float | None, typer.Option(help="Budget: find the noise it needs.")] = None
-    sigma: Annotated[float | None, typer.Option(help="Noise multiplier: find what it costs.")] = None
-    delta: Annotated[
-        str | None,
-        typer.Option(help="A number, or paper: samples to the power -1.1. [1e-5, or 1 / (10 samples) if that is less]"),
-    ] = None
-    sampling: Annotated[str, typer.Option(help="poisson, equal or fixed (needs --accountant rdp).")] = "poisson"
-    accountant: Annotated[str, typer.Option(help="pld (tight) or rdp (the paper's).")] = "pld"
-    signs: Annotated[int, typer.Option(help="Signs per upload, each flipped at random, instead of Gaussian noise.")] = 0
-    group: Annotated[
-        list[int] | None,
-        typer.Option(help="Also price so many examples of one worker together, as 2; may be given several times."),
-    ] = None
-    as_json: AsJson = False
-
-
-@takes(PrivacyFlags)
 def show_privacy(flags: PrivacyFlags) -> None:
-    """Calibrate the noise for a budget, or price a given noise."""
+    """Find the noise or its cost, and show it."""
     checks.one_of(SAMPLINGS, sampling=flags.sampling)
     if (flags.epsilon is None) == (flags.sigma is None):
         raise SpecError("privacy: give either --epsilon, to find the noise, or --sigma, to find its cost")

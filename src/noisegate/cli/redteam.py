@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import cast
 
 import torch
 import typer
@@ -14,8 +14,9 @@ from rich.progress import MofNCompleteColumn
 from noisegate.checks import plain, refuse
 from noisegate.cli.bar import bar_of_runs
 from noisegate.cli.findings import as_json, show_findings
-from noisegate.cli.flags import Device, Jobs, Memory, SpecFlags, ThreadsOfEach, TimeLimit, read_numbers, takes
 from noisegate.cli.progress import runs
+from noisegate.cli.reading import read_numbers
+from noisegate.cli.records import RedteamFlags
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
@@ -23,7 +24,7 @@ from noisegate.redteam import Findings, red_team
 from noisegate.redteam.findings import Stage, Trial
 from noisegate.redteam.objectives import WORDS, Objective
 from noisegate.redteam.plot import describe, plot
-from noisegate.redteam.search import BUDGET, SHARES, check_search
+from noisegate.redteam.search import check_search
 from noisegate.redteam.settings import BEHAVED, behaved
 from noisegate.redteam.trials import TrialFolder
 from noisegate.runs import Spec, costs
@@ -33,41 +34,10 @@ from noisegate.sweeps.pool import Pool
 from noisegate.version import __version__
 
 
-@dataclass(frozen=True)
-class RedteamFlags(SpecFlags):
-    """The flags of `noisegate redteam`: those of a spec, and how to search."""
-
-    device: Device = "auto"
-    memory: Memory = None
-    threads: ThreadsOfEach = None
-    budget: Annotated[int, typer.Option(help="Most runs of the search, beside two without attack and --seeds.")] = (
-        BUDGET
-    )
-    shares: Annotated[
-        str, typer.Option(help="Byzantine shares at which the worst attacks are tried too, with commas between them.")
-    ] = ",".join(map(str, SHARES))
-    objective: Annotated[
-        Objective, typer.Option(help="What is to be harmed: the accuracy, the recall of a class, or by a backdoor.")
-    ] = "accuracy"
-    seeds: Annotated[
-        str, typer.Option(help="Other seeds on which the worst case is repeated in the end, as 2,3,4. [none]")
-    ] = ""
-    jobs: Jobs = None
-    time_limit: TimeLimit = None
-    out: Annotated[Path | None, typer.Option(help="Folder; a search that is there goes on. [runs/redteam-NAME]")] = None
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what was found as one JSON object and nothing else.")
-    ] = False
-
-
-@takes(RedteamFlags)
 def redteam_command(flags: RedteamFlags) -> None:
-    """Search for the attack that harms a configuration most: every attack there is, then settings of the worst.
-
-    SPEC.toml and flags say what is attacked, as in `run`; --attack, with its settings, is only the first to be tried.
-    """
+    """Search, and show what was found."""
     compute = Compute(device=flags.device, threads=flags.threads, memory=flags.memory)
-    spec, objective = flags.spec(), flags.objective
+    spec, objective = flags.spec(), cast("Objective", flags.objective)
     shares, seeds = read_numbers("shares", flags.shares, float), read_numbers("seeds", flags.seeds, int)
     check_search(spec, flags.budget, shares, objective)
     pool = Pool(compute, flags.jobs, time_limit=flags.time_limit)

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 from uuid import uuid4
 
 import typer
@@ -12,9 +11,10 @@ from rich.table import Table
 
 from noisegate import paper
 from noisegate.checks import plain
-from noisegate.cli import flags
 from noisegate.cli.comparison import PARTITION, comparison_as_json, show_comparison, show_experiments
 from noisegate.cli.progress import PoolSettings, play
+from noisegate.cli.reading import read_numbers
+from noisegate.cli.records import ReproduceFlags
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
@@ -30,84 +30,14 @@ from noisegate.runs.spec import Spec
 from noisegate.runs.store import write_whole
 from noisegate.sweeps.bills import bills_of
 from noisegate.sweeps.sweep import SweepCell, SweepFolder
-
-QUICK_SEEDS = (1, 2, 3, 4)
-"""Seeds of the subset on digits. It has 360 test examples, so that single runs are noisy."""
+from noisegate.usual import QUICK_SEEDS
 
 CLAIMED = ("clipping", "guerraoui", "zhu-ling", "side-effect", "attacks", "majority", "learning-rate", "adaptive")
 """Experiments that a claim of the paper rests on."""
 
 
-@dataclass(frozen=True)
-class ReproduceFlags:
-    """The flags of `noisegate reproduce`. An empty text: not given."""
-
-    experiments: Annotated[
-        list[str] | None, typer.Argument(help="Names, as --list shows them. [all that have runs]")
-    ] = None
-    listing: Annotated[bool, typer.Option("--list", help="Show the experiments, their runs and about how long.")] = (
-        False
-    )
-    quick: Annotated[bool, typer.Option("--quick", help="A subset on digits, in a few minutes.")] = False
-    dataset: Annotated[str, typer.Option(help="Only these data sets, with commas between them.")] = ""
-    epsilon: Annotated[str, typer.Option(help="Only these budgets, with commas.")] = ""
-    attack: Annotated[str, typer.Option(help="Only these attacks, with commas.")] = ""
-    byzantine: Annotated[str, typer.Option(help="Only these Byzantine shares, with commas.")] = ""
-    setting: Annotated[str, typer.Option(help="Only iid, or only non-iid.")] = ""
-    seeds: Annotated[
-        str,
-        typer.Option(
-            help=f"With commas. [{','.join(map(str, paper.SEEDS))}; {','.join(map(str, QUICK_SEEDS))} for quick]"
-        ),
-    ] = ""
-    aggregator: Annotated[str, typer.Option(help="In place of the paper's filter.")] = paper.PAPER_AGGREGATOR
-    engine: flags.Engine = "local"
-    jobs: flags.Jobs = None
-    device: flags.Device = "auto"
-    memory: flags.MemoryOfEach = None
-    time_limit: flags.TimeLimit = None
-    out: Annotated[Path, typer.Option(help="Folder of the runs; those that are there are not repeated.")] = Path(
-        "runs/reproduce"
-    )
-    source: Annotated[
-        Path | None, typer.Option("--from", help="Compare the runs of this CSV file, and run nothing.")
-    ] = None
-    csv: Annotated[Path | None, typer.Option(help="Also write the runs to this file.")] = None
-    cells: Annotated[Path | None, typer.Option(help="Also write every cell of the tables to this CSV file.")] = None
-    docs: Annotated[Path | None, typer.Option(help="Also write what came out, in short, to this Markdown file.")] = None
-    as_json: flags.AsJson = False
-
-    def load(self) -> list[Experiment]:
-        """The experiments that are asked for, with the cells that are asked for."""
-        chosen = [QUICK] if self.quick else list(self.experiments or paper.names())
-        loaded = [one for one in map(self.load_one, chosen) if one.cells]
-        if not loaded:
-            raise SpecError("no cell of these experiments has such settings; see --list, and choose fewer filters")
-        return loaded
-
-    def load_one(self, name: str) -> Experiment:
-        """One experiment, with the cells that are asked for."""
-        usual = QUICK_SEEDS if name == QUICK else paper.SEEDS
-        seeds = tuple(dict.fromkeys(flags.read_numbers("seeds", self.seeds, int))) or usual
-        return paper.load(name, aggregator=self.aggregator, seeds=seeds, only=self._only())
-
-    def _only(self) -> dict[str, Sequence[Any]]:
-        """The values that the filters leave, by setting."""
-        if self.setting not in ("", "iid", "non-iid"):
-            raise SpecError(f"setting = {self.setting!r}: must be iid or non-iid")
-        only: dict[str, Sequence[Any]] = {
-            "dataset": self.dataset.split(",") if self.dataset else [],
-            "attack": self.attack.split(",") if self.attack else [],
-            "epsilon": flags.read_numbers("epsilon", self.epsilon, float),
-            "byzantine": flags.read_numbers("byzantine", self.byzantine, float),
-            "non_iid": [self.setting == "non-iid"] if self.setting else [],
-        }
-        return {name: values for name, values in only.items() if values}
-
-
-@flags.takes(ReproduceFlags)
 def reproduce_command(given: ReproduceFlags) -> None:
-    """Run the paper's experiments and compare. Exit 1 if a cell is outside its tolerance, missing or failed."""
+    """Run what is asked for, and compare it."""
     named = given.experiments or []
     if given.quick and named:
         raise SpecError(f"--quick: is an experiment of its own; leave out {', '.join(named)}")
@@ -116,10 +46,10 @@ def reproduce_command(given: ReproduceFlags) -> None:
             raise SpecError(f"{PARTITION}: has no runs; give it alone")
         _partition(given.dataset or "mnist", given.out)
         return
-    chosen = given.load()
+    chosen = load(given)
     compute = Compute(device=given.device, memory=given.memory)
     if given.listing:
-        show_experiments(chosen, given.load_one(QUICK), compute)
+        show_experiments(chosen, load_one(given, QUICK), compute)
         return
     specs = list({spec.name(): spec for one in chosen for spec in needed(one)}.values())
     cells = _run(specs, given, compute) if given.source is None else []
@@ -145,6 +75,36 @@ def reproduce_command(given: ReproduceFlags) -> None:
         show_costs(cost, Console())
     if not fine:
         raise typer.Exit(1)
+
+
+def load(given: ReproduceFlags) -> list[Experiment]:
+    """The experiments that are asked for, with the cells that are asked for."""
+    chosen = [QUICK] if given.quick else list(given.experiments or paper.names())
+    loaded = [one for one in (load_one(given, name) for name in chosen) if one.cells]
+    if not loaded:
+        raise SpecError("no cell of these experiments has such settings; see --list, and choose fewer filters")
+    return loaded
+
+
+def load_one(given: ReproduceFlags, name: str) -> Experiment:
+    """One experiment, with the cells that are asked for."""
+    usual = QUICK_SEEDS if name == QUICK else paper.SEEDS
+    seeds = tuple(dict.fromkeys(read_numbers("seeds", given.seeds, int))) or usual
+    return paper.load(name, aggregator=given.aggregator, seeds=seeds, only=_only(given))
+
+
+def _only(given: ReproduceFlags) -> dict[str, Sequence[Any]]:
+    """The values that the filters leave, by setting."""
+    if given.setting not in ("", "iid", "non-iid"):
+        raise SpecError(f"setting = {given.setting!r}: must be iid or non-iid")
+    only: dict[str, Sequence[Any]] = {
+        "dataset": given.dataset.split(",") if given.dataset else [],
+        "attack": given.attack.split(",") if given.attack else [],
+        "epsilon": read_numbers("epsilon", given.epsilon, float),
+        "byzantine": read_numbers("byzantine", given.byzantine, float),
+        "non_iid": [given.setting == "non-iid"] if given.setting else [],
+    }
+    return {name: values for name, values in only.items() if values}
 
 
 def _run(specs: Sequence[Spec], given: ReproduceFlags, compute: Compute) -> list[SweepCell]:

@@ -1,14 +1,13 @@
 """`noisegate run`: one run, and the two that put its accuracy into proportion."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from noisegate.cli.bar import bar_of_rounds
-from noisegate.cli.flags import Device, Memory, SpecFlags, Threads, takes
+from noisegate.cli.records import RunFlags
 from noisegate.cli.table import show_result
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
@@ -18,27 +17,8 @@ from noisegate.runs.fallback import told
 from noisegate.simulate import Progress
 
 
-@dataclass(frozen=True)
-class RunFlags(SpecFlags):
-    """The flags of `noisegate run`."""
-
-    device: Device = "auto"
-    threads: Threads = None
-    memory: Memory = None
-    out: Annotated[Path | None, typer.Option(help="Run folder. [runs/NAME]")] = None
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False
-    baselines: Annotated[
-        bool | None,
-        typer.Option(help="Also run without attack and without defense. [yes, but not with --json]"),
-    ] = None
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object and nothing else.")] = (
-        False
-    )
-
-
-@takes(RunFlags)
 def run_command(flags: RunFlags) -> None:
-    """Train privately under attack. Without settings: digits, 10 honest workers, 60 % label flippers, epsilon 2."""
+    """Run, and show what came of it."""
     compute = Compute(device=flags.device, threads=flags.threads, memory=flags.memory)
     spec = flags.spec()
     out = flags.out or Path("runs") / spec.name()

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
 import typer
@@ -19,11 +19,7 @@ TOLD = ("gather", "paused", "joined", "left", "gone", "ended early", "roster not
 """Events of the operators' log that are also shown."""
 
 
-def serve_command(
-    folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A server folder: federation.toml, roster.toml, keys, auxiliary.npz.")
-    ],
-) -> None:
+def serve_command(folder: Path) -> None:
     """Run a federation: wait for workers, send models, judge uploads. Started again, it goes on where it was."""
     folder, console = server_folder(folder), Console(stderr=True)
     server = Server.of(folder)

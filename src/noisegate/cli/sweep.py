@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from rich.table import Table
 
-from noisegate.cli import flags
 from noisegate.cli.progress import PoolSettings, play, runs, there
+from noisegate.cli.records import SweepFlags
 from noisegate.cli.table import MOST_MESSAGE, show_costs, spread
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
@@ -22,25 +21,8 @@ from noisegate.sweeps.bills import bills_of
 from noisegate.sweeps.sweep import SweepCell, SweepFolder, SweepGrid, read_grid
 
 
-@dataclass(frozen=True)
-class SweepFlags:
-    """The flags of `noisegate sweep`."""
-
-    spec_file: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Settings, and lists under [sweep].")]
-    engine: flags.Engine = "local"
-    jobs: flags.Jobs = None
-    out: Annotated[Path | None, typer.Option(help="Folder; what is done there stays. [runs/sweep-SPEC]")] = None
-    device: flags.Device = "auto"
-    threads: flags.ThreadsOfEach = None
-    memory: flags.MemoryOfEach = None
-    time_limit: flags.TimeLimit = None
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be run, and write nothing.")] = False
-    as_json: Annotated[bool, typer.Option("--json", help="Print what came of it as one JSON object.")] = False
-
-
-@flags.takes(SweepFlags)
 def sweep_command(given: SweepFlags) -> None:
-    """Run every combination of the values under [sweep]. The same command goes on where it was interrupted."""
+    """Run what is not done yet, and show what came of all."""
     grid = read_grid(given.spec_file)
     specs = grid.specs()
     folder = SweepFolder(given.out or Path("runs") / f"sweep-{given.spec_file.stem}")

@@ -5,9 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -37,11 +35,7 @@ BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#@"
 COLORS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "yellow", "missing": "dim"}
 
 
-def watch_command(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A run folder or a sweep folder.")],
-    once: Annotated[bool, typer.Option("--once", help="Print how far it is and exit.")] = False,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks.")] = 1.0,
-) -> None:
+def watch_command(folder: Path, once: bool, every: float) -> None:
     """Watch a run or a sweep from its folder until it is done. Ctrl-C leaves, and the job goes on."""
     console = Console()
     if (kind := kind_of(folder)) == "server":

@@ -24,7 +24,6 @@ from noisegate.deploy.layout import (
 from noisegate.deploy.members import read_roster, write_roster
 from noisegate.errors import FederationError, SpecError, StoreError
 from noisegate.federation.certificates import (
-    DAYS,
     Authority,
     check_issued,
     check_pair,
@@ -43,6 +42,7 @@ from noisegate.federation.worker_folder import AUTHORITY, CERTIFICATE, POLICY, T
 from noisegate.federation.worker_folder import SETTINGS as WORKER_SETTINGS
 from noisegate.files import read_whole, write_whole
 from noisegate.models import build_model
+from noisegate.usual import DAYS
 
 REQUEST, NEXT, INVITATION = "request.pem", "next", ".invitation.toml"
 

@@ -7,7 +7,6 @@ from noisegate.checks import plain
 from noisegate.deploy.layout import ISSUED, ROSTER, SERVER_CERTIFICATE, SERVER_KEY, SIGNING_KEY
 from noisegate.errors import FederationError, SpecError
 from noisegate.federation.certificates import (
-    DAYS,
     Authority,
     identity_of,
     make_request,
@@ -18,6 +17,7 @@ from noisegate.federation.keys import SigningKey, read_private, write_private
 from noisegate.federation.roster import MOST_WORKERS, Roster
 from noisegate.files import write_whole
 from noisegate.settings import read_settings
+from noisegate.usual import DAYS
 
 
 def revoke(server: Path, authority: Path | None, name: str = "", serial: str = "") -> list[str]:

@@ -24,6 +24,7 @@ from noisegate.checks import plain, shown
 from noisegate.errors import FederationError, SpecError, StoreError
 from noisegate.federation.keys import MOST_PEM, checked_name, public_key, read_private
 from noisegate.files import read_whole
+from noisegate.usual import DAYS
 
 KEY_URI = "noisegate:key:"
 """What stands before the 64 hexadecimal digits of the Ed25519 key in a certificate."""
@@ -31,8 +32,8 @@ KEY_URI = "noisegate:key:"
 BACKDATED = datetime.timedelta(days=2)
 """How long before it was made a certificate is valid, so that a clock off by a day does not matter."""
 
-DAYS, AUTHORITY_DAYS = 365, 3650
-"""How long certificates, and that of the authority, are valid unless told otherwise."""
+AUTHORITY_DAYS = 3650
+"""How long the certificate of an authority is valid unless told otherwise."""
 
 MOST_DAYS = 3650
 MOST_HOSTS = 20

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from noisegate import checks
 from noisegate.errors import SpecError
 from noisegate.runs.spec import Spec, make_spec
+from noisegate.usual import PAPER_AGGREGATOR, PAPER_SEEDS
 
 JudgedBy = Literal["reference", "attacked", "beside", "shown"]
 """What a cell is compared with.
@@ -28,11 +29,8 @@ beside: the Reference Accuracy of our own runs; the cell may not be far below it
 shown: nothing.
 """
 
-SEEDS = (1, 2, 3)
+SEEDS = PAPER_SEEDS
 """The seeds of an experiment, unless others are asked for."""
-
-PAPER_AGGREGATOR = "two-stage"
-"""The paper's own aggregator."""
 
 LOGGED = ("experiment", "dataset", "epsilon", "setting", "attack", "byzantine", "attack_start", "rate")
 """The columns of logs.csv that identify a cell."""

@@ -23,12 +23,7 @@ from noisegate.redteam.settings import (
 from noisegate.runs.launch import reference
 from noisegate.runs.spec import Spec
 from noisegate.sweeps.outcome import Outcome
-
-BUDGET = 72
-"""The default number of runs of a search. It suffices to screen the catalog twice and to improve the worst attacks."""
-
-SHARES = (0.2, 0.4, 0.6, 0.9)
-"""The Byzantine shares at which the worst attacks are tried, unless others are asked for."""
+from noisegate.usual import BUDGET, SHARES
 
 SEARCHED = 6
 """The number of attacks whose settings are searched."""
