@@ -71,9 +71,7 @@ class SpecFlags:
     label_column: Annotated[
         str | None, flag(DATA, "Column of a .csv with the label. [the last]", "--label-column", "--label")
     ] = None
-    worker_column: Annotated[
-        str | None, flag(DATA, "Column of a .csv that says who holds each example. [none]")
-    ] = None
+    worker_column: Annotated[str | None, flag(DATA, "Column of a .csv that says who holds each example. [none]")] = None
     model: Annotated[
         str | None,
         flag(DATA, "A name of `noisegate list models`, or your own: file.py:build.", autocompletion=names_of("models")),
@@ -152,11 +150,7 @@ class SpecFlags:
     non_iid: Annotated[bool | None, flag(DATA, "The paper's uneven partition.", "--non-iid/--iid")] = None
     dirichlet: Annotated[float | None, flag(DATA, "Uneven partition by Dirichlet of this concentration.")] = None
     redeal: Annotated[
-<<<<<<< HEAD
-        bool | None, typer.Option("--redeal", help="Deal the examples anew although the data say who holds them.")
-=======
         bool | None, flag(DATA, "Deal the examples anew although the data say who holds them.", "--redeal")
->>>>>>> afdb2ef (Command line: help, the version and completion come without torch; flags and commands under headings; -h)
     ] = None
     auxiliary: Annotated[int | None, flag(DATA, "Examples per class that the server has. [2]")] = None
     auxiliary_from: Annotated[
