@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from noisegate.runs.spec import partner_of
+from noisegate.runs.usual import partner_of
 
 HERE = Path(__file__).parent
 KEY = ("byzantine", "aggregator", "attack", "seed")

@@ -392,6 +392,11 @@ class Odd(Mean):
             "reason": replace(verdict, reason=None),
             "score": replace(verdict, score=verdict.score[None]),
             "state": replace(verdict, state={"notes": [1, 2]}),
+            "places": replace(verdict, kept=torch.arange(len(verdict.kept))),
+            "shares": replace(verdict, weights=verdict.weights[:, None]),
+            "words": replace(verdict, reason=verdict.reason.float()),
+            "sooner": replace(verdict, fell_back=torch.zeros(2, dtype=torch.bool)),
+            "both": replace(verdict, kept=~verdict.kept),
         }[self.what]
 
 
@@ -400,16 +405,22 @@ class Odd(Mean):
     [
         ("number", "must answer with a Verdict"),
         ("update", "the update of its verdict must be a tensor of shape"),
-        ("wide", "its update must be of type torch.float32"),
+        ("wide", "float32 on cpu; Odd.* gave shape .*float64 on cpu"),
         ("kept", "the kept of its verdict"),
         ("reason", "the reason of its verdict"),
         ("score", "the score of its verdict"),
         ("state", "its state must hold tensors only"),
+        ("places", "the kept of its verdict must be a tensor of shape .*, bool on cpu; Odd.* gave .*int64"),
+        ("shares", "the weights of its verdict"),
+        ("words", "the reason of its verdict .*gave .*float32"),
+        ("sooner", "the fell_back of its verdict"),
+        ("both", "kept and reason of its verdict differ"),
     ],
 )
 def test_a_verdict_that_is_none_is_refused(federation, what, says):
-    with pytest.raises(SpecError, match=says):
+    with pytest.raises(SpecError, match=says) as caught:
         rounds(federation.change(aggregator=Odd(what=what)), 1)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_an_aggregator_keeps_of_what_it_is_handed_stays_as_it_was(federation):

@@ -33,6 +33,9 @@ Table = Mapping[str, Callable[..., Any]]
 OWN = "noisegate_own_"
 """What the module of a user's own file is called, before its name."""
 
+GIVEN = "given"
+"""`given:NAME` stands in a file for an object that only the program had that made the file."""
+
 
 def build(what: str, request: str | Mapping[str, Any], table: Table) -> Any:
     """The object that `request` (a name, or a table with `name` and settings) asks for."""
@@ -164,6 +167,9 @@ def load(what: str, path: str) -> Any:
     What it draws from torch's global generator when it is loaded, such as a module's weights, is the same every time.
     """
     place, _, attribute = path.rpartition(":")
+    if place == GIVEN:
+        rule = f"was an object in Python, which a file cannot hold; give it again, as in Spec({what}=...)"
+        raise checks.refuse(what, path, rule)
     with for_a_while(stream(0, "own code")):
         if place.endswith(".py"):
             return _of_file(what, path, Path(place), attribute)

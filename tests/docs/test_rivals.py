@@ -7,7 +7,7 @@ import pytest
 from noisegate import Spec
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS
-from noisegate.runs.spec import partner_of
+from noisegate.runs.usual import partner_of
 from scripts import ROOT, script
 
 SPEC, RESULTS = ROOT / "benchmarks" / "rivals.toml", ROOT / "benchmarks" / "rivals.csv"

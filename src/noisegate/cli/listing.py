@@ -15,7 +15,7 @@ from noisegate.cli.terminal import Console
 from noisegate.data import SOURCES
 from noisegate.features import FEATURES
 from noisegate.models import MODELS
-from noisegate.runs.spec import DEFAULTS, usual_of, usual_with
+from noisegate.runs.usual import DEFAULTS, usual_of, usual_with
 from noisegate.workers import WORKERS
 
 Entry = dict[str, Any]

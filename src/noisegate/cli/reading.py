@@ -8,7 +8,8 @@ from noisegate.cli.flags import READ, SpecFlags
 from noisegate.errors import SpecError
 from noisegate.privacy import PAPER, Delta
 from noisegate.runs import Spec, make_spec
-from noisegate.runs.spec import BEST, HEAD, PARTS, partner_of, usual_with
+from noisegate.runs.spec import BEST, HEAD, PARTS
+from noisegate.runs.usual import partner_of, usual_with
 from noisegate.sampling import EQUAL
 from noisegate.settings import read_settings
 

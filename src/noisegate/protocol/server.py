@@ -1,6 +1,5 @@
 """What a server does with whatever arrived in a round: read it, judge it, step (Algorithms 2 and 3)."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from torch import Tensor
 
 from noisegate.capacity import Capacity
 from noisegate.errors import SpecError
+from noisegate.protocol.answers import check_verdict
 from noisegate.protocol.intake import Received, receive
 from noisegate.protocol.worker import Mechanism
 from noisegate.roles import Aggregator
@@ -152,29 +152,10 @@ def ask(aggregator: Aggregator, view: ServerView, state: State) -> Verdict:
     }
     before = {name: value._version for name, value in handed.items() if value is not None}
     verdict = aggregator(view, state)
-    if not isinstance(verdict, Verdict):
-        raise SpecError(f"aggregator: must answer with a Verdict, but {aggregator!r} gave {type(verdict).__name__}")
+    check_verdict(aggregator, verdict, view)
     for name, version in before.items():
         if (value := handed[name]) is not None and value._version != version:
             raise SpecError(f"aggregator: {aggregator!r} wrote to {name}, which is not its own; write to a copy of it")
-    n, d = view.uploads.shape
-    for name, shape in {"update": (d,), "kept": (n,), "reason": (n,), "score": (n,), "weights": (n,)}.items():
-        value = getattr(verdict, name)
-        if not isinstance(value, Tensor) or value.shape != shape:
-            raise SpecError(
-                f"aggregator: the {name} of its verdict must be a tensor of shape {shape}; {aggregator!r} gave another"
-            )
-    fell_back = verdict.fell_back
-    if fell_back is not None and not (isinstance(fell_back, Tensor) and fell_back.shape == ()):
-        raise SpecError(
-            f"aggregator: the fell_back of its verdict must be a () tensor or None; {aggregator!r} gave another"
-        )
-    if verdict.update.dtype != view.uploads.dtype:
-        raise SpecError(f"aggregator: its update must be of type {view.uploads.dtype}, as the uploads are")
-    if not isinstance(verdict.state, Mapping) or not all(isinstance(each, Tensor) for each in verdict.state.values()):
-        raise SpecError(
-            f"aggregator: its state must hold tensors only, so that it can be saved; {aggregator!r} keeps more"
-        )
     return verdict
 
 

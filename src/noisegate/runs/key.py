@@ -84,16 +84,18 @@ def fingerprint(
     label: str | None = None,
     features: Features | None = None,
 ) -> Fingerprint | None:
-    """The fingerprint of the data, model, loss and features that a user brings; None if the spec determines them all.
+    """The fingerprint of the data, model, loss, features and parts that a user brings; None if a file determines all.
 
     What a spec names by its path is brought too: its code is loaded here, so that it is told when it has changed.
     Code that cannot be told apart from other code has a new fingerprint each time, unless `label` stands for it.
     """
     path = None if dataset is not None else own_path(spec.dataset)
     files = own_files(path) if path else []
+    parts = spec.given()
+    model = parts.pop("model", None) if model is None else model
     own = own_code(spec, dataset, features)
     embed = own_features(spec) if features is None else features
-    given = (dataset, files or None, model, embed, *own.code)
+    given = (dataset, files or None, model, embed, *own.code, *parts.values())
     if all(each is None for each in given) and loss is cross_entropy:
         return None
     key = user_key()
@@ -114,6 +116,8 @@ def fingerprint(
         digest.update(digest_of(label if label is not None else (model, loss)).encode())
     if embed is not None:
         digest.update(digest_features(embed, label).encode())
+    if parts:
+        digest.update(digest_of(label if label is not None else parts).encode())
     for tensor in tensors:
         digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().flatten().contiguous().view(torch.uint8).numpy().tobytes())

@@ -69,8 +69,9 @@ def run(
     """
     spec, compute = spec or Spec(), compute or Compute()
     given = Inputs(**inputs)
-    if given.model is not None:
-        check_module(given.model)
+    module = given.model if given.model is not None else spec.given().get("model")
+    if module is not None:
+        check_module(module)
     own = given.dataset, given.model, given.loss
     made_of = fingerprint(spec, *own, given.label, given.features) if out is not None else None
     folder = _folder(out, spec, made_of) if out is not None else None

@@ -26,6 +26,7 @@ from noisegate.vectors import Loss, cross_entropy
 
 def model_of(spec: Spec, dataset: Dataset, module: nn.Module | None, usual: str, own: bool) -> tuple[str, nn.Module]:
     """The model's name and module. usual: that of the data set. own: the features are not those of the spec."""
+    module = spec.given().get("model") if module is None else module
     if module is not None:
         check_module(module)
         return type(module).__name__, module
@@ -106,11 +107,11 @@ class OwnCode:
 
 def own_code(spec: Spec, dataset: Dataset | None, features: Features | None) -> OwnCode:
     """What a spec names by its path, for a fingerprint. The data are read where a model needs them."""
-    named = {"model": spec.model, "loss": spec.loss}
-    code = tuple(load(what, path) for what, path in named.items() if path is not None and is_own(path))
-    if spec.model is None or not is_own(spec.model):
+    path = spec.model if isinstance(spec.model, str) and is_own(spec.model) else None
+    code = tuple(load(what, each) for what, each in {"model": path, "loss": spec.loss}.items() if each is not None)
+    if path is None:
         return OwnCode(code, None)
     dataset = dataset or data.load(spec.dataset, stream(spec.seed, "test-split"))
     embedding = features_of(spec, features, None)
     shape = dataset.shape if embedding is None else tuple(apply(embedding.make, dataset.x[:2]).shape[1:])
-    return OwnCode(code, build_own(spec.model, shape, dataset.classes, spec.seed))
+    return OwnCode(code, build_own(path, shape, dataset.classes, spec.seed))

@@ -5,22 +5,25 @@ import hashlib
 import json
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from torch import Tensor, nn
 
 from noisegate import checks
 from noisegate.aggregators import AGGREGATORS
 from noisegate.attacks import ATTACKS, Dormant
 from noisegate.attacks.dormant import ASLEEP
-from noisegate.catalog import build, find, is_own, settle, typed
-from noisegate.data import SOURCES, Columns
+from noisegate.catalog import is_own, settle, typed
+from noisegate.data import Columns
 from noisegate.errors import SpecError
 from noisegate.features import Features, build_features, check_request
-from noisegate.models import USUAL
 from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.roles import Aggregator, Attack, Worker
+from noisegate.runs.objects import as_part, built, described, named_model
+from noisegate.runs.usual import DEFAULTS, partner_of, usual_of, usual_with
 from noisegate.sampling import EQUAL, SAMPLINGS
 from noisegate.settings import read_settings, toml
 from noisegate.workers import WORKERS
@@ -31,7 +34,6 @@ Part = str | Mapping[str, Any]
 BEST, HEAD = "fortified", "linear"
 """The aggregator unless told otherwise, and the model where there are features."""
 
-DEFAULTS = {"batch": 16, "worker": "normalized", "rate": 0.2}
 MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
 LATER = (
@@ -41,6 +43,7 @@ LATER = (
 """Settings that earlier versions did not have."""
 
 PARTS = {"attack": ATTACKS, "aggregator": AGGREGATORS, "worker": WORKERS}
+ROLES = {"attack": Attack, "aggregator": Aggregator, "worker": Worker}
 
 
 @dataclass(frozen=True)
@@ -49,8 +52,11 @@ class Spec:
 
     dataset: a name of `noisegate list datasets` or a path: of an .npz, a .csv, or a folder with one for each worker.
     label_column, worker_column: of a .csv; unless given, the last column is the label. model: a name of `noisegate list
-    models`, or your own: `package.module:build` or `file.py:build`. loss: your own likewise; the cross entropy unless
-    given. epsilon, delta: the budget of every worker; 2 unless given, and 1e-5 or 1 / (10 declared), if that is less.
+    models`, a torch module, or your own: `package.module:build` or `file.py:build`. loss: your own likewise; the cross
+    entropy unless given. attack, aggregator, worker: a name, a table with `name` and settings, or an object. An
+    aggregator may also be a function of the uploads (m, d) that gives a vector (d,). Of an object that those
+    cannot tell, a file says only that it was given.
+    epsilon, delta: the budget of every worker; 2 unless given, and 1e-5 or 1 / (10 declared), if that is less.
     delta = "paper" is the paper's, declared^-1.1. declared: the public number of examples that every worker is taken to
     hold, from which the sampling rate comes; the honest workers' mean unless given. sigma: noise multiplier, instead of
     epsilon or beside it. sigma_base: the multiplier of epsilon 2, by which the rate scales. rate: the base rate eta_b.
@@ -69,7 +75,7 @@ class Spec:
     """
 
     dataset: str = "digits"
-    model: str | None = None
+    model: str | nn.Module | None = None
     epsilon: float | None = None
     delta: float | Literal["paper"] | None = None
     sigma: float | None = None
@@ -77,14 +83,14 @@ class Spec:
     accountant: str = "pld"
     sampling: str = "poisson"
     batch: int = None  # type: ignore[assignment]
-    worker: Part = None  # type: ignore[assignment]
+    worker: Part | Worker = None  # type: ignore[assignment]
     rate: float = None  # type: ignore[assignment]
     workers: int | None = None
     byzantine: float = 0.6
-    attack: Part = "label-flip"
+    attack: Part | Attack = "label-flip"
     attack_start: float = 0.0
     attack_asleep: str = "behave"
-    aggregator: Part = BEST
+    aggregator: Part | Aggregator | Callable[[Tensor], Tensor] = BEST
     gamma: float | None = None
     rounds: int | None = None
     non_iid: bool = False
@@ -105,6 +111,8 @@ class Spec:
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
         self._settle_batch()
+        for name, table in PARTS.items():
+            object.__setattr__(self, name, as_part(name, getattr(self, name), table, ROLES[name]))
         usual = DEFAULTS | usual_with(self.head()) | usual_of(self.dataset) | partner_of(self.aggregator)
         for name in DEFAULTS:
             if getattr(self, name) is None:
@@ -112,7 +120,8 @@ class Spec:
         for name in self.__dataclass_fields__:
             object.__setattr__(self, name, typed(name, getattr(self, name), hints[name]))
         for name, table in PARTS.items():  # one form for each part, so that equal specs compare equal
-            object.__setattr__(self, name, _shortest(settle(name, getattr(self, name), table)))
+            if isinstance(part := getattr(self, name), str | Mapping):
+                object.__setattr__(self, name, _shortest(settle(name, part, table)))
         if self.features is not None:
             object.__setattr__(self, "features", _shortest(check_request(self.features)))
         if self.loss is not None and not is_own(self.loss):
@@ -165,19 +174,19 @@ class Spec:
 
     def build_attack(self) -> Attack:
         """The attack as an object, asleep until `attack_start` if that is above 0."""
-        attack: Attack = self._build("attack", Attack)
+        attack: Attack = self._build("attack")
         if self.attack_start > 0:
             return Dormant(attack, self.attack_start, self.attack_asleep)  # type: ignore[arg-type]
         return attack
 
     def build_aggregator(self) -> Aggregator:
         """The aggregator as an object."""
-        aggregator: Aggregator = self._build("aggregator", Aggregator)
+        aggregator: Aggregator = self._build("aggregator")
         return aggregator
 
     def build_worker(self) -> Worker:
         """The worker as an object."""
-        worker: Worker = self._build("worker", Worker)
+        worker: Worker = self._build("worker")
         return worker
 
     def build_features(self) -> Features | None:
@@ -191,17 +200,16 @@ class Spec:
 
     def head(self, usual: str | None = None) -> str | None:
         """The name of the model. usual: of the data set."""
-        return self.model or (usual if self.features is None else HEAD)
+        return named_model(self.model) or (usual if self.features is None else HEAD)
 
-    def _build(self, what: str, role: Any) -> Any:
-        built = build(what, getattr(self, what), PARTS[what])
-        if not isinstance(built, role):
-            members = [*role.__annotations__, *dir(role)]
-            lacks = [name for name in members if not name.startswith("_") and not hasattr(built, name)] or ["__call__"]
-            raise SpecError(
-                f"{what} = {getattr(self, what)!r}: lacks {', '.join(lacks)}; see noisegate.roles.{role.__name__}"
-            )
-        return built
+    def _build(self, what: str) -> Any:
+        return built(what, getattr(self, what), PARTS[what], ROLES[what])
+
+    def given(self) -> dict[str, Any]:
+        """The objects that no file can hold, by the names of their settings: parts, and a module with its weights."""
+        parts = {name: getattr(self, name) for name in PARTS}
+        found = {name: part for name, part in parts.items() if not isinstance(part, str | Mapping)}
+        return found | ({"model": self.model} if isinstance(self.model, nn.Module) else {})
 
     def count_byzantine(self, honest: int) -> int:
         """M = floor(H p / (1 - p) + 1/2)."""
@@ -218,7 +226,15 @@ class Spec:
             ):  # so that a run's name is what it was before there was such a setting
                 del settings[name]
         for name in (*PARTS, *(("features",) if "features" in settings else ())):
-            settings[name] = {"name": settings[name]} if isinstance(settings[name], str) else dict(settings[name])
+            part = settings[name]
+            settings[name] = (
+                {"name": part}
+                if isinstance(part, str)
+                else dict(part)
+                if isinstance(part, Mapping)
+                else described(part)
+            )
+        settings["model"] = named_model(self.model)
         return settings
 
     def name(self) -> str:
@@ -240,28 +256,6 @@ def name_of(canonical: Mapping[str, Any]) -> str:
     settings = {**canonical, "delta": "default" if delta is None else None if delta == "paper" else delta}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
     return f"{Path(canonical['dataset']).stem[:60]}-{digest[:12]}"  # a system's names have an end
-
-
-def partner_of(aggregator: Any) -> dict[str, Any]:
-    """The settings of a run that an aggregator goes with, where the user gives none."""
-    name = aggregator.get("name") if isinstance(aggregator, Mapping) else aggregator
-    if not isinstance(name, str):
-        return {}  # which `settle` will refuse
-    kind: Any = find("aggregator", name, AGGREGATORS)
-    declares = isinstance(kind, type) and Aggregator in kind.__mro__  # if not, it will be refused when it is built
-    return dict(kind.goes_with) if declares else {}
-
-
-def usual_of(dataset: Any) -> dict[str, Any]:
-    """The batch and rate of a data set that has its own."""
-    source = SOURCES.get(dataset) if isinstance(dataset, str) else None
-    own = {"batch": source.batch, "rate": source.rate} if source else {}
-    return {name: value for name, value in own.items() if value is not None}
-
-
-def usual_with(model: Any) -> dict[str, Any]:
-    """The settings of a run that a model goes with, where the user gives none."""
-    return dict(USUAL.get(model, {})) if isinstance(model, str) else {}
 
 
 def make_spec(settings: Mapping[str, Any], where: str = "spec") -> Spec:

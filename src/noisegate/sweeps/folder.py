@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from noisegate.checks import plain
+from noisegate.checks import plain, refuse
 from noisegate.errors import SpecError, StoreError
 from noisegate.files import read_json, read_whole, seal, unseal, write_whole
 from noisegate.locks import take
@@ -151,7 +151,14 @@ class SweepFolder:
             raise StoreError(f"{plain(path)}: is damaged ({why}); the same command writes it anew") from None
 
     def check(self, specs: Sequence[Spec] = ()) -> None:
-        """Raise StoreError if the folder holds no sweep, or runs on other data. Nothing is written."""
+        """Raise StoreError if the folder holds no sweep, or runs on other data. Nothing is written.
+
+        SpecError for a spec with an object that no file can hold: the runs of a sweep are played by other processes.
+        """
+        for spec in specs:
+            for what, part in spec.given().items():
+                rule = "is an object that only this program has; a sweep needs one of a module that can be imported"
+                raise refuse(what, part, rule)
         try:
             names = {entry.name for entry in self.path.iterdir()} if self.path.exists() else set()
         except OSError as error:
