@@ -5,7 +5,8 @@
     python benchmarks/reproduce.py --merge part1.csv part2.csv --out reproduced.csv
     noisegate reproduce --from reproduced.csv --docs reproducing.md
 
-The runs are those of reproduce.toml. What is in the file named by --out or --known already is not run again. With
+The runs are those of reproduce.toml, or of another file (--spec), whose entries may also have `seeds` and an
+`aggregator`. What is in the file named by --out or --known already is not run again. With
 --part several processes share the work, each with a file of its own.
 """
 
@@ -30,7 +31,8 @@ def wanted(path: Path) -> list[Spec]:
     """Every run once."""
     every: dict[str, Spec] = {}
     for entry in tomllib.loads(path.read_text(encoding="utf-8"))["runs"]:
-        experiment = paper.load(entry.pop("experiment"), only=entry)
+        how = {key: entry.pop(key) for key in ("aggregator", "seeds") if key in entry}
+        experiment = paper.load(entry.pop("experiment"), only=entry, **how)
         every |= {spec.name(): spec for spec in needed(experiment) if spec.name() not in every}
     return list(every.values())
 

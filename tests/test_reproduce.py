@@ -5,6 +5,7 @@ import functools
 import io
 import json
 import math
+import re
 from dataclasses import replace
 from statistics import fmean
 
@@ -46,6 +47,13 @@ def test_every_experiment_loads_and_says_where_it_is_from():
         names = [spec.name() for spec in found.specs]
         assert 0 < len(set(names)) == len(names) == 3 * len(found.cells), name
         assert {(spec.accountant, spec.delta) for spec in found.specs} == {("rdp", "paper")}, name
+
+
+def test_places_in_the_paper_are_its_numbers_and_no_labels_of_its_source():
+    for name in paper.names():
+        place = load(name).paper
+        assert re.search(r"(Table|Figure)s? \d|Claim \d", place), (name, place)
+        assert "_" not in place, (name, place)
 
 
 def test_every_printed_number_belongs_to_one_cell():
@@ -383,6 +391,8 @@ def test_the_page_is_short_and_every_cell_is_in_a_file():
     assert "| experiment | cells | within | missing |" in made
     assert "(`reference`) | 3 | 1 | 2 |" in made
     assert "[cells.csv](../cells.csv)" in made
+    assert "| experiment | mnist | fashion |" in made
+    assert "| `reference` | 1 of 1 | 1 of 1 |" in made
     assert "Departures" not in made
     assert "Outside" not in made
     first, *lines = csv.reader(io.StringIO(cells_csv([experiment], {"reference": found})))

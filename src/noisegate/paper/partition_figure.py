@@ -13,7 +13,7 @@ from noisegate.runs.spec import Spec
 PRIVATE = "private: exact shares of labels in each worker's data, with no privacy at all; not to be published"
 """The warning that accompanies the figure and its numbers."""
 
-WHERE = "Figure of the supplement: simulated non-i.i.d. distribution of MNIST to 20 workers"
+WHERE = "Figure 5: simulated non-i.i.d. distribution of MNIST to 20 workers"
 """The figure's place in the paper."""
 
 
