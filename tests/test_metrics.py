@@ -10,15 +10,21 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from noisegate import Compute, Dataset, Spec, StoreError, metrics, run
+from noisegate import Compute, Dataset, NoisegateError, Spec, SpecError, StoreError, metrics, run
 from noisegate.cli import table as table_module
+from noisegate.cli.findings import as_json, verdict
 from noisegate.cli.table import show_result
-from noisegate.errors import OneClassWarning
+from noisegate.errors import NoisegateWarning, OneClassWarning
+from noisegate.redteam import red_team
+from noisegate.redteam.objectives import Measure
+from noisegate.redteam.plot import plot
+from noisegate.redteam.trials import TrialFolder
 from noisegate.report import report
 from noisegate.runs import costs, imbalance
 from noisegate.runs.result import Result, stored
 from noisegate.runs.store import RunFolder
 from noisegate.streams import stream
+from noisegate.sweeps.outcome import Outcome
 from test_report import Reader
 
 CPU = Compute(device="cpu", threads=1)
@@ -32,6 +38,13 @@ def rare(share: float = 0.05, size: int = 600, apart: float = 3.0) -> Dataset:
     y = (torch.rand(2 * size, generator=rng) < share).long()
     x = torch.randn(2 * size, 4, generator=rng) + apart / 2 * (2 * y[:, None] - 1)
     return Dataset("rare", x[:size], y[:size], x[size:], y[size:], 2)
+
+
+def plain_linear() -> nn.Module:
+    """A linear layer from zeros."""
+    linear = nn.Linear(4, 2)
+    nn.init.zeros_(linear.weight), nn.init.zeros_(linear.bias)
+    return linear
 
 
 class Constant(nn.Module):
@@ -207,3 +220,205 @@ def test_the_report_shows_the_confusion_and_warns(tmp_path):
     assert "The model predicts nearly one class" in text
     assert "balanced accuracy" in text
     assert "Confusion" in text
+
+
+# --- metrics by name and of one's own --------------------------------------------------------------------------------
+
+
+def share_of_ones(scores, y):
+    """A metric: the share of examples that are called 1."""
+    assert scores.shape == (len(y), 2)
+    return (scores.argmax(1) == 1).float().mean()
+
+
+SOUND = {**GIVEN, "rounds": 20}
+
+
+def sound(spec: Spec | None = None, **inputs) -> Result:
+    return run(spec or Spec(**SOUND), compute=CPU, dataset=rare(share=0.3), model=plain_linear(), **inputs)
+
+
+def test_own_functions_are_called_with_scores_and_labels():
+    found = sound(metrics={"ones": share_of_ones, "half": lambda scores, y: 0.5, "nothing": lambda *_: float("nan")})
+    (zeros, wrong), (missed, ones) = found.confusion
+    total = zeros + wrong + missed + ones
+    assert found.metrics == {"ones": pytest.approx((wrong + ones) / total), "half": 0.5, "nothing": None}
+
+
+def test_names_are_those_of_every_result_and_change_no_noise(tmp_path):
+    (tmp_path / "mine.py").write_text("def ones(scores, y):\n    return (scores.argmax(1) == 1).double().mean()\n")
+    path = f"{tmp_path / 'mine.py'}:ones"
+    names = ["balanced_accuracy", "auc", "recall-1", "worst_recall", "accuracy", path]
+    plain, found, python = sound(), sound(Spec(**SOUND, metrics=names)), sound(metrics=names)
+    assert (plain.metrics, plain.accuracy, plain.auc) == (None, found.accuracy, found.auc)
+    assert found.metrics == python.metrics
+    assert list(found.metrics) == names
+    assert found.metrics["recall-1"] == found.recall[1]
+    assert found.metrics["worst_recall"] == min(found.recall)
+    assert found.metrics["balanced_accuracy"] == found.balanced_accuracy
+    assert found.metrics[path] > 0.1
+    assert Spec(metrics=[]) == Spec()
+    assert Spec(metrics=["auc", "auc"]).metrics == ["auc"]
+    assert "metrics" not in Spec().canonical()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["balanced"], r"metrics = 'balanced': unknown \(did you mean 'balanced_accuracy'\?\); choose from accuracy"),
+        ("auc", "must be a list of names"),
+        (["recall-x"], "unknown"),
+        ([3], "unknown"),
+        (["no_such_file.py:f"], "cannot be loaded"),
+        ({"auc": share_of_ones}, "give your function another name"),
+        ({"f": 3}, "must be a function"),
+        ({"f": lambda scores, y: scores}, "must give one number"),
+        ({"f": lambda scores, y: "much"}, "must give one number"),
+        ({"f": lambda scores: 1.0}, "cannot be computed"),
+        ({"f": lambda scores, y: [][0]}, "cannot be computed .IndexError"),
+    ],
+)
+def test_a_metric_that_is_none_is_refused_before_training(given, message):
+    with pytest.raises(SpecError, match=message):
+        run(Spec(**GIVEN, rounds=10**6), compute=CPU, dataset=rare(), model=nn.Linear(4, 2), metrics=given)
+
+
+def test_a_metric_may_not_change_what_others_see_and_one_that_fails_in_the_end_costs_no_run():
+    calls = []
+
+    def destroys(scores, y):
+        scores.zero_(), y.zero_()
+        return 0.0
+
+    def fails_later(scores, y):
+        calls.append(1)
+        return 1 / (2 - len(calls))
+
+    with pytest.warns(NoisegateWarning, match="later.*ZeroDivisionError.*left out"):
+        found = sound(metrics={"destroys": destroys, "later": fails_later, "ones": share_of_ones})
+    assert found.metrics["later"] is None
+    assert found.metrics["ones"] > 0.1
+
+
+def test_a_finished_run_has_the_metrics_that_it_was_given(tmp_path):
+    first = sound(out=tmp_path / "run", metrics={"ones": share_of_ones})
+    again = sound(out=tmp_path / "run", metrics={"ones": share_of_ones}, resume=True)
+    assert again.metrics == first.metrics
+    assert again.seconds == first.seconds, "nothing was run"
+    with pytest.raises(StoreError, match="'half' was not measured"):
+        sound(out=tmp_path / "run", metrics={"half": lambda scores, y: 0.5}, resume=True)
+
+
+@pytest.mark.parametrize("damage", [{"ones": "much"}, [], {"ones": float("nan")}])
+def test_damaged_metrics_are_refused(tmp_path, damage):
+    found = json.loads(json.dumps(sound(metrics={"ones": share_of_ones}).as_dict()))
+    with pytest.raises(StoreError, match="metrics"):
+        stored({**found, "metrics": damage}, RunFolder(tmp_path))
+
+
+def test_tables_of_sweeps_have_a_column_for_each():
+    even = {
+        "recall": [0.1] * 10,
+        "majority_share": 0.12,
+        "balanced_accuracy": 0.8,
+        "metrics": {"ones": 0.25, "no": None},
+    }
+    assert imbalance.columns(even) == {"ones": 0.25}
+    two = {"recall": [0.9, 0.7], "majority_share": 0.95, "balanced_accuracy": 0.8, "auc": 0.9}
+    assert imbalance.columns(two) == {"balanced": 0.8, "AUC": 0.9}
+    assert imbalance.gathered([two, two, even]) == {"balanced": [0.8, 0.8], "AUC": [0.9, 0.9], "ones": [0.25]}
+
+
+# --- as objective of a red team --------------------------------------------------------------------------------------
+
+
+class Pretend:
+    """In place of runs: every attack leaves the accuracy, and one of them harms the rare class."""
+
+    def __init__(self, clean: Outcome, harmed: Outcome, name: str = "gaussian"):
+        self.clean, self.harmed, self.name, self.asked = clean, harmed, name, []
+
+    def __call__(self, specs, stage):
+        self.asked += specs
+        return [self.harmed if spec.canonical()["attack"]["name"] == self.name else self.clean for spec in specs]
+
+
+CLEAN = Outcome("done", 0.95, recall=[0.97, 0.7], balanced_accuracy=0.835, auc=0.9, metrics={"m.py:f": 0.8})
+HARMED = Outcome("done", 0.95, recall=[1.0, 0.0], balanced_accuracy=0.5, auc=0.5, metrics={"m.py:f": 0.3})
+COUNTS = (3800, 200)
+
+
+@pytest.mark.parametrize(
+    ("objective", "cost"),
+    [("balanced_accuracy", 0.335), ("auc", 0.4), ("recall-1", 0.7), ("worst_recall", 0.7), ("m.py:f", 0.5)],
+)
+def test_a_red_team_finds_what_lowers_a_metric_and_not_the_accuracy(objective, cost):
+    pretend = Pretend(CLEAN, HARMED)
+    found = red_team(Spec(), pretend, budget=60, objective=objective, counts=COUNTS)
+    assert found.worst.attack == "gaussian"
+    assert found.cost == pytest.approx(cost)
+    assert found.harmful(4000)
+    assert f"{objective} {HARMED_VALUES[objective]:.3f} instead of" in verdict(found, 4000)
+    told = json.loads(json.dumps(as_json(found, 4000)))
+    assert told["objective"] == objective
+    assert told["worst"]["balanced_accuracy"] == 0.5
+    assert objective in plot(found)
+    own = ["m.py:f"] if objective == "m.py:f" else None
+    assert all(spec.metrics == own for spec in pretend.asked)
+    plain = red_team(Spec(), pretend, budget=60)
+    assert not plain.harmful(4000), "what the accuracy shows"
+
+
+HARMED_VALUES = {"balanced_accuracy": 0.5, "auc": 0.5, "recall-1": 0.0, "worst_recall": 0.0, "m.py:f": 0.3}
+
+
+def test_the_noise_of_a_metric_is_that_of_the_examples_it_rests_on():
+    assert Measure("accuracy", (), COUNTS).measured_on(4000) == 4000
+    assert Measure("recall-1", (), COUNTS).measured_on(4000) == 200
+    assert Measure("auc", (), COUNTS).measured_on(4000) == 200
+    assert Measure("balanced_accuracy", (), COUNTS).measured_on(4000) == 760
+    assert Measure("balanced_accuracy", (), (100, 100)).measured_on(200) == 200
+    rng = stream(1, "noise")  # by trying: the deviation of the mean of two recalls of 0.8
+    draws = [(torch.rand(2000, count, generator=rng) < 0.8).double().mean(1) for count in COUNTS]
+    deviation = float(((draws[0] + draws[1]) / 2).std())
+    assert pytest.approx(deviation, rel=0.1) == (0.8 * 0.2 / 760) ** 0.5
+
+
+@pytest.mark.parametrize(
+    ("objective", "outcome", "message"),
+    [
+        ("auc", replace(CLEAN, auc=None), "'auc': the reference run has none"),
+        ("recall-7", CLEAN, "'recall-7': the reference run has none"),
+        ("m.py:f", replace(CLEAN, metrics={"m.py:f": -3.0}), "has -3, but it must be from 0 to 1"),
+    ],
+)
+def test_an_objective_that_the_reference_has_not_is_refused(objective, outcome, message):
+    with pytest.raises(NoisegateError, match=message):
+        red_team(Spec(), Pretend(outcome, HARMED), objective=objective, counts=COUNTS)
+    with pytest.raises(SpecError, match=r"objective = 'blanced_accuracy': unknown .did you mean 'balanced_accuracy'"):
+        red_team(Spec(), Pretend(CLEAN, HARMED), objective="blanced_accuracy")
+
+
+def test_a_kept_run_without_the_metric_is_run_again(tmp_path):
+    with TrialFolder(tmp_path / "search", Spec(), "how") as folder:
+        folder.add(Spec(), "screen", replace(CLEAN, auc=None))
+    for objective, known in (("auc", False), ("balanced_accuracy", True), ("recall-1", True), ("accuracy", True)):
+        with TrialFolder(tmp_path / "search", Spec(), "how", objective) as folder:
+            assert (folder.find(Spec()) is not None) == known
+
+
+def test_the_command_searches_by_a_metric(cli, tmp_path):
+    few = ("--budget", 2, "--rounds", 2, "--shares", 0.5, "--byzantine", 0.5, "--jobs", 1, "--device", "cpu")
+    answer = cli("redteam", "--objective", "balanced_accuracy", *few, "--out", tmp_path / "search")
+    assert answer.status == 0
+    assert "balanced_accuracy" in answer.out
+    assert "a cost counts from the lower balanced_accuracy of these two runs" in " ".join(answer.out.split())
+    refused = cli("redteam", "--objective", "recal-1")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+
+
+def test_run_takes_metrics_by_flag(cli, tmp_path):
+    few = ("--rounds", 2, "--device", "cpu", "--json", "--out", tmp_path / "run")
+    answer = cli("run", "--metric", "recall-3", "--metric", "worst_recall", *few)
+    found = json.loads(answer.out)
+    assert found["metrics"] == {"recall-3": found["recall"][3], "worst_recall": min(found["recall"])}

@@ -48,6 +48,7 @@ options = st.fixed_dictionaries(
         "model": st.sampled_from(["mlp", "cnn", "linear"]),
         "features": st.sampled_from(["scattering", {"name": "scattering", "scales": 3}, "texture", "mine.py:embed"]),
         "loss": st.sampled_from(["mine.py:loss", "hospital.losses:weighted"]),
+        "metrics": st.sampled_from([["auc"], ["recall-3", "mine.py:f1"]]),
         "epsilon": positive,
         "delta": st.floats(1e-12, 0.999),
         "sigma": positive,
@@ -158,6 +159,7 @@ OTHERWISE = {
     "loss": "mine.py:loss",
     "label_column": "ill",
     "worker_column": "ward",
+    "metrics": ["auc"],
 }
 
 

@@ -13,6 +13,7 @@ CATALOGS = {
     "datasets": ("data/sources.py", "DatasetSource"),
     "devices": ("compute.py", "DEVICES"),
     "features": ("features/naming.py", "FEATURES"),
+    "metrics": ("runs/measures.py", "NAMES"),
     "models": ("models.py", "MODELS"),
     "objectives": ("redteam/objectives.py", "OBJECTIVES"),
     "samplings": ("sampling.py", "SAMPLINGS"),

@@ -11,32 +11,35 @@ from noisegate.cli.table import MOST_MESSAGE, spread
 from noisegate.cli.terminal import Console
 from noisegate.redteam import Findings
 from noisegate.redteam.findings import Repeat, Trial, Yardsticks
-from noisegate.redteam.objectives import Measure, Objective
+from noisegate.redteam.objectives import Measure, kind_of, word_of
 from noisegate.redteam.plot import WITHOUT, describe, part
 from noisegate.redteam.settings import BEHAVED
 from noisegate.sweeps.outcome import Outcome
 
-EXTRA: dict[Objective, list[str]] = {"accuracy": [], "recall": ["drop", "class"], "backdoor": ["success"]}
-"""The columns that an objective adds to the table."""
+EXTRA: dict[str, list[str]] = {"accuracy": [], "recall": ["drop", "class"], "backdoor": ["success"], "metric": ["{}"]}
+"""The columns that a kind of objective adds to the table. Braces stand for the name of a metric, here and below."""
 
-LEGENDS: dict[Objective, str] = {
+LEGENDS: dict[str, str] = {
     "accuracy": "",
     "recall": "drop: by how much the recall of the class that is harmed most fell; ",
     "backdoor": "success: share of the test examples of other classes called the target once they carry the trigger; ",
+    "metric": "",
 }
 """What these columns are."""
 
-COUNTED: dict[Objective, str] = {
+COUNTED: dict[str, str] = {
     "accuracy": "a cost counts from the lower of these two accuracies",
     "recall": "a drop counts from the lower recall of a class in these two runs",
     "backdoor": "a cost counts from the success of the same trigger in the reference",
+    "metric": "a cost counts from the lower {} of these two runs",
 }
 """What a cost is measured by."""
 
-NOTHING: dict[Objective, str] = {
+NOTHING: dict[str, str] = {
     "accuracy": "no attack lowered the accuracy",
     "recall": "no attack lowered the recall of a class",
     "backdoor": "no trigger worked better than in the reference",
+    "metric": "no attack lowered {}",
 }
 """What is said if no attack cost anything."""
 
@@ -58,6 +61,9 @@ def _trial(trial: Trial, clean: float | None, measure: Measure) -> dict[str, Any
         "recall_drop": measure.value(outcome) if measure.objective == "recall" else None,
         "class": measure.victim(outcome),
         "attack_success": outcome.attack_success,
+        "balanced_accuracy": outcome.balanced_accuracy,
+        "auc": outcome.auc,
+        "metrics": outcome.metrics,
         "fallback": outcome.fallback,
         "byzantine_selected": outcome.byzantine_selected,
         "honest_rejected": outcome.honest_rejected,
@@ -114,8 +120,17 @@ def show_findings(found: Findings, examples: int, files: dict[str, Path]) -> Non
     console, by = Console(highlight=False), found.yardsticks
     clean = by.reference.accuracy
     table = Table(box=None, pad_edge=False)
-    extra = EXTRA[found.measure.objective]
-    for name in (*extra, "accuracy", "below", "attack", "start", "share", "used", "refused"):
+    extra = EXTRA[kind_of(found.measure.objective)]
+    for name in (
+        *(name.format(found.measure.objective) for name in extra),
+        "accuracy",
+        "below",
+        "attack",
+        "start",
+        "share",
+        "used",
+        "refused",
+    ):
         table.add_column(name, justify="left" if name == "attack" else "right", overflow="fold")
     own = found.spec.byzantine
     for share in [own, *(share for share in found.shares() if share != own)]:
@@ -127,10 +142,11 @@ def show_findings(found: Findings, examples: int, files: dict[str, Path]) -> Non
         if share == own and by.behaved.outcome.status == "done":
             table.add_row(*_extra(found, by.behaved), *_row(by.behaved, clean), style="dim")
     console.print(table)
-    legend = LEGENDS[found.measure.objective] + (
+    kind, objective = kind_of(found.measure.objective), found.measure.objective
+    legend = LEGENDS[kind] + (
         f"below: how far below the reference accuracy {clean:.3f} (same private training, no attackers, plain mean); "
         "used: Byzantine share of the uploads used; refused: share of honest uploads that a test refused; "
-        f"{WITHOUT}: the Byzantine workers behave; {COUNTED[found.measure.objective]}; "
+        f"{WITHOUT}: the Byzantine workers behave; {COUNTED[kind].format(objective)}; "
         "settings that are not named are the defaults of `noisegate list attacks`"
     )
     console.print(legend, style="dim", soft_wrap=True)
@@ -169,6 +185,8 @@ def _harm(found: Findings, trial: Trial, by: Yardsticks) -> str:
     if objective == "recall":
         left = outcome.recall[found.victim] if outcome.recall and found.victim is not None else None
         return f"recall of class {found.victim} {left or 0:.3f} instead of {clean}"
+    if found.measure.is_metric:
+        return f"{word_of(objective)} {found.measure.value(outcome) or 0:.3f} instead of {clean}"
     return f"attack success {outcome.attack_success or 0:.3f} instead of {clean}"
 
 
@@ -200,7 +218,11 @@ def verdict(found: Findings, examples: int) -> str:
     nothing = "nothing was found that surely harms this configuration, which is no proof that nothing does"
     if cost > noise:
         return f"the worst case cost {_points(cost)} ({case}), but {others}, which may be chance: {nothing}"
-    most = f"no attack cost more than {_points(cost)}" if cost > 0 else NOTHING[found.measure.objective]
+    most = (
+        f"no attack cost more than {_points(cost)}"
+        if cost > 0
+        else NOTHING[kind_of(found.measure.objective)].format(found.measure.objective)
+    )
     return f"{most} ({case}), and {limit} by chance: {nothing}"
 
 

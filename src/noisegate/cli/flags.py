@@ -157,6 +157,16 @@ class SpecFlags:
         str | None,
         flag(DATA, "The data set that these are from. [the workers']", autocompletion=names_of("datasets")),
     ] = None
+    metrics: Annotated[
+        list[str] | None,
+        flag(
+            TRAINING,
+            "Measured too: balanced_accuracy, auc, recall-1, or file.py:name.",
+            "--metric",
+            metavar="NAME",
+            autocompletion=names_of("metrics"),
+        ),
+    ] = None
     seed: Annotated[int | None, flag(TRAINING, "Everything random follows from it. [1]")] = None
     settings: Annotated[
         list[str] | None,

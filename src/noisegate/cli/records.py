@@ -86,8 +86,8 @@ class RedteamFlags(SpecFlags):
         str,
         flag(
             SEARCH,
-            "What is to be harmed: the accuracy, the recall of a class, or by a backdoor.",
-            metavar=f"[{'|'.join(names('objectives'))}]",
+            "What is to be harmed: accuracy, recall of a class, by a backdoor, or a metric, as balanced_accuracy.",
+            metavar=f"[{'|'.join(names('objectives'))}|METRIC]",
             autocompletion=names_of("objectives"),
         ),
     ] = "accuracy"

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
 import typer
@@ -22,9 +21,9 @@ from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.redteam import Findings, red_team
 from noisegate.redteam.findings import Stage, Trial
-from noisegate.redteam.objectives import WORDS, Objective
+from noisegate.redteam.objectives import word_of
 from noisegate.redteam.plot import describe, plot
-from noisegate.redteam.search import check_search
+from noisegate.redteam.search import check_search, measuring
 from noisegate.redteam.settings import BEHAVED, behaved
 from noisegate.redteam.trials import TrialFolder
 from noisegate.runs import Spec, costs
@@ -37,9 +36,10 @@ from noisegate.version import __version__
 def redteam_command(flags: RedteamFlags) -> None:
     """Search, and show what was found."""
     compute = Compute(device=flags.device, threads=flags.threads, memory=flags.memory)
-    spec, objective = flags.spec(), cast("Objective", flags.objective)
+    spec, objective = flags.spec(), flags.objective
     shares, seeds = read_numbers("shares", flags.shares, float), read_numbers("seeds", flags.seeds, int)
     check_search(spec, flags.budget, shares, objective)
+    spec = measuring(spec, objective)
     pool = Pool(compute, flags.jobs, time_limit=flags.time_limit)
     # What is wrong with the configuration itself is said once, and not once for every attack.
     setup = prepare(behaved(spec), compute)
@@ -51,7 +51,8 @@ def redteam_command(flags: RedteamFlags) -> None:
         others = {seed: replace(behaved(spec), seed=seed) for seed in seeds}
         terms |= {seed: costs.terms_of(other, prepare(other, compute)) for seed, other in others.items()}
     console = Console(stderr=True, quiet=flags.as_json)
-    out = flags.out or Path("runs") / f"redteam-{'' if objective == 'accuracy' else f'{objective}-'}{spec.name()}"
+    aim = "" if objective == "accuracy" else "".join(letter if letter.isalnum() else "-" for letter in objective) + "-"
+    out = flags.out or Path("runs") / f"redteam-{aim}{spec.name()}"
     with TrialFolder(out, spec, pool.how, objective) as folder:
         _announce(console, flags.budget, pool, folder)
         try:
@@ -114,7 +115,7 @@ def _announce(console: Console, budget: int, pool: Pool, folder: TrialFolder) ->
 
 @contextmanager
 def _watched(
-    console: Console, budget: int, share: float, objective: Objective = "accuracy"
+    console: Console, budget: int, share: float, objective: str = "accuracy"
 ) -> Iterator[Callable[[Trial], None]]:
     """Give the function that is to be called with each trial that ends. share: the one whose worst case is told."""
     done, worst = 0, float("inf")
@@ -160,7 +161,7 @@ def _write(found: Findings, folder: TrialFolder, pool: Pool) -> dict[str, Path]:
         again = f"noisegate run worst.toml {pool.flags}"
         worth = f"accuracy {found.worst.accuracy!r}"
         if found.measure.objective != "accuracy":
-            worth += f", {WORDS[found.measure.objective]} {found.measure.value(found.worst.outcome)!r}"
+            worth += f", {word_of(found.measure.objective)} {found.measure.value(found.worst.outcome)!r}"
         head = f"# {worth} with noisegate {__version__}; again with: {again}\n"
         files["worst_spec"] = folder.write("worst.toml", head + found.worst.spec.to_toml())
     return files

@@ -59,7 +59,7 @@ def _rows(grid: SweepGrid, cells: Sequence[SweepCell]) -> list[tuple[dict[str, A
     return list(rows.values())
 
 
-SHOWN = ("accuracy", "balanced_accuracy", "majority_share", "auc", "recall", "attack_success", "fallback")
+SHOWN = ("accuracy", "balanced_accuracy", "majority_share", "auc", "recall", "attack_success", "metrics", "fallback")
 """What is told of the result of each run. Those of earlier versions have the accuracy alone."""
 
 

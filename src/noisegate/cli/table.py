@@ -56,6 +56,9 @@ def _accuracy(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
         yield "undefended", f"{averaged:.3f}", "plain mean under the same attack"
     if imbalance.uneven(result.as_dict()):
         yield from _classes(result, proportion)
+    for name, value in (result.metrics or {}).items():
+        clean = (proportion.get("reference_metrics") or {}).get(name)
+        yield name, "–" if value is None else f"{value:.3f}", "" if clean is None else f"{clean:.3f} in the reference"
     yield from _targets(result, proportion)
     if result.spec["worker"]["name"] != "normalized":
         yield "worker", "", f"{part(result.spec['worker'])}, batch {result.spec['batch']}, rate {result.spec['rate']:g}"

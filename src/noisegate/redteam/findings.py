@@ -72,6 +72,9 @@ class Yardsticks:
             return self.accuracy
         if measure.objective == "backdoor":
             return self.reference.outcome.attack_success
+        if measure.is_metric:
+            known = [measure.value(each.outcome) for each in (self.reference, self.behaved)]
+            return min((value for value in known if value is not None), default=None)
         return self.recall[victim] if victim is not None and victim < len(self.recall) else None
 
 
@@ -160,13 +163,15 @@ class Findings:
             return examples
         if self.victim is not None:
             return counts[self.victim]
+        if self.measure.is_metric:
+            return self.measure.measured_on(examples)
         trigger = trigger_of(worst.spec.build_attack()) if self.measure.objective == "backdoor" else None
         return sum(counts) - counts[trigger.target] if trigger else examples
 
     def noise(self, examples: int) -> float:
         """The cost that the worst case may have by chance alone, measured on `examples` test examples."""
         chosen = max(1, len(self._candidates()))
-        if self.victim is not None:
+        if self.victim is not None or self.measure.objective == "worst_recall":
             chosen *= max(1, len(self.measure.counts))  # the worst class of each run was chosen, too
         return by_chance(self.level(self.yardsticks), self.measured_on(examples), chosen)
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from noisegate.redteam.findings import Findings, Trial
-from noisegate.redteam.objectives import WORDS
+from noisegate.redteam.objectives import word_of
 from noisegate.redteam.settings import BEHAVED
 
 WITHOUT = "without an attack"
@@ -21,7 +21,7 @@ def plot(found: Findings) -> str:
     """
     from plotly import colors, graph_objects, io  # here, since only a plot needs it
 
-    measure, word = found.measure, WORDS[found.measure.objective]
+    measure, word = found.measure, word_of(found.measure.objective)
     figure = graph_objects.Figure()
     for number, (name, trials) in enumerate(_lines(found).items()):
         figure.add_scatter(
@@ -35,7 +35,8 @@ def plot(found: Findings) -> str:
         )
     clean = measure.value(found.yardsticks.reference.outcome)
     if measure.objective != "recall" and clean is not None:  # a drop is from there, and has no line
-        name = "Reference Accuracy" if measure.objective == "accuracy" else "the same trigger in the reference"
+        names = {"accuracy": "Reference Accuracy", "backdoor": "the same trigger in the reference"}
+        name = names.get(measure.objective, f"{word} of the reference")
         figure.add_hline(y=clean, line_dash="dash", annotation_text=f"{name} {clean:.3f}")
     settings = found.spec.canonical()
     figure.update_layout(

@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from noisegate import checks
+from noisegate.catalog import is_own
 from noisegate.errors import NoisegateError, SpecError
 from noisegate.redteam.findings import Findings, Repeat, Stage, Trial, Yardsticks
-from noisegate.redteam.objectives import OBJECTIVES, Measure, Objective
+from noisegate.redteam.objectives import METRIC, Measure, Objective, check_objective, kind_of
 from noisegate.redteam.settings import (
     BEHAVED,
     LATE,
@@ -45,7 +46,8 @@ def red_team(
 ) -> Findings:
     """Search for the attack that harms `spec` most, with at most `budget` runs.
 
-    objective: what harm is. For "backdoor" only attacks with a trigger are tried. counts: the test examples of each
+    objective: what harm is: the lowest accuracy, another metric by its name, the "recall" of a class, or a "backdoor",
+    for which only attacks with a trigger are tried. counts: the test examples of each
     class, by which the noise of "recall" and "backdoor" is known.
 
     1. Screen: the spec's own attack, then every attack at its defaults, from the start and with a late start. This
@@ -57,6 +59,7 @@ def red_team(
     attack, nor runs that are skipped.
     """
     check_search(spec, budget, shares, objective)
+    spec = measuring(spec, objective)
     search = _Search(evaluate, budget)
     names = by_promise(candidates(objective))
     own = [spec] if attack_of(spec) != BEHAVED and fits(spec, objective) else []
@@ -66,6 +69,7 @@ def red_team(
     yardsticks = Yardsticks(*search.play([clean, behaved(spec)], "reference"))
     _check_ended(yardsticks.reference)
     search.measure = Measure(objective, yardsticks.recall, tuple(counts))
+    search.measure.check_known(yardsticks.reference.outcome)
     search.spend([*early, *late], "screen", reserve=budget - max(len(_distinct(early)), budget * 2 // 3))
 
     worst = _improve(search, _worst_of_each(search, names)[:SEARCHED], reserve=budget // 6)
@@ -86,12 +90,18 @@ def red_team(
 def check_search(spec: Spec, budget: int, shares: Sequence[float], objective: Objective = "accuracy") -> None:
     """Raise SpecError if there can be no such search, before anything is run or written."""
     checks.count(budget=budget)
-    checks.one_of(OBJECTIVES, objective=objective)
+    check_objective(objective)
     for share in shares:
         if not 0 < share < 1:
             raise checks.refuse("shares", share, "must be above 0 and below 1")
     if spec.byzantine == 0:
         raise SpecError("byzantine = 0.0: there is no Byzantine worker to attack; give a share above 0")
+
+
+def measuring(spec: Spec, objective: Objective) -> Spec:
+    """The spec, whose runs measure a user's own metric if that is the objective."""
+    own = kind_of(objective) == METRIC and is_own(objective)
+    return replace(spec, metrics=[*(spec.metrics or []), objective]) if own else spec
 
 
 def _check_ended(clean: Trial) -> None:

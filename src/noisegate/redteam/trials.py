@@ -17,7 +17,7 @@ from noisegate.errors import StoreError
 from noisegate.files import MOST_TEXT, parse, read_whole, seal, unseal, write_whole
 from noisegate.locks import LOCK, alone
 from noisegate.redteam.findings import Stage
-from noisegate.redteam.objectives import Objective
+from noisegate.redteam.objectives import Measure, Objective
 from noisegate.runs.key import fingerprint
 from noisegate.runs.spec import Spec
 from noisegate.runs.wellformed import fields_of
@@ -73,7 +73,9 @@ class TrialFolder:
         found = self._known.get(self._key(spec))
         if found is None or found.status == "failed":
             return None
-        older = found.status == "done" and found.recall is None and self.objective != "accuracy"
+        measure = Measure(self.objective)
+        lacking = measure.value(found) is None if measure.is_metric else found.recall is None
+        older = found.status == "done" and lacking and self.objective != "accuracy"
         return None if older else found
 
     def add(self, spec: Spec, stage: Stage, outcome: Outcome) -> None:

@@ -14,6 +14,7 @@ from noisegate.report.targets import (
     confusion_section,
     fallback_section,
     one_class_section,
+    own_metrics,
     recall_section,
     success,
 )
@@ -87,7 +88,7 @@ def _headline(record: RunRecord) -> list[tuple[str, str, str]]:
     shown = [
         ("accuracy", f"{result['accuracy']:.3f}", f"after the last round; best seen {result['best_accuracy']:.3f}")
     ]
-    shown += balance(record)
+    shown += balance(record) + own_metrics(record)
     if "reference" in record.beside:
         clean = record.beside["reference"]["accuracy"]
         shown.append(("reference accuracy", f"{clean:.3f}", "same private training, honest workers only, plain mean"))

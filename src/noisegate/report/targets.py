@@ -49,6 +49,19 @@ def balance(record: RunRecord) -> list[tuple[str, str, str]]:
     return shown
 
 
+def own_metrics(record: RunRecord) -> list[tuple[str, str, str]]:
+    """The metrics that were asked for, for the summary."""
+    ours, clean = ((found or {}).get("metrics") or {} for found in (record.result, record.beside.get("reference")))
+    return [
+        (
+            name,
+            "–" if value is None else f"{value:.3f}",
+            f"{clean[name]:.3f} in the reference" if clean.get(name) else "",
+        )
+        for name, value in ours.items()
+    ]
+
+
 def one_class_section(page: Page, record: RunRecord) -> None:
     """Say that the model predicts nearly one class. Nothing if it does not."""
     if said := imbalance.told(record.result or {}):

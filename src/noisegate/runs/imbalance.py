@@ -21,6 +21,7 @@ def uneven(result: Mapping[str, Any]) -> bool:
 def columns(result: Mapping[str, Any]) -> dict[str, float]:
     """What a table of many runs shows of one beside its accuracy, by column, where it says something."""
     found = {"balanced": result.get("balanced_accuracy"), "AUC": result.get("auc")} if uneven(result) else {}
+    found |= result.get("metrics") or {}
     return {name: float(value) for name, value in found.items() if value is not None}
 
 

@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,15 +10,17 @@ from typing import TypedDict, Unpack
 
 from torch import nn
 
+from noisegate.checks import plain
 from noisegate.compute import Compute
 from noisegate.data import Dataset
-from noisegate.errors import OneClassWarning
+from noisegate.errors import OneClassWarning, StoreError
 from noisegate.features import Features
 from noisegate.models import check_module
 from noisegate.roles import trigger_of
 from noisegate.runs import imbalance
 from noisegate.runs.checkpoints import Identity
 from noisegate.runs.key import Fingerprint, fingerprint
+from noisegate.runs.measures import Metrics, functions_of
 from noisegate.runs.result import Result, stored, summarize
 from noisegate.runs.setup import Setup, SharedData, prepare
 from noisegate.runs.spec import Spec
@@ -38,6 +40,7 @@ class InputArguments(TypedDict, total=False):
     loss: Loss
     label: str | None
     features: Features | None
+    metrics: Metrics | None
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,7 @@ class Inputs:
     loss: Loss = cross_entropy
     label: str | None = None
     features: Features | None = None
+    metrics: Metrics | None = None
 
 
 def run(
@@ -64,26 +68,27 @@ def run(
 
     watch: called after every round. inputs: `dataset`, `model`, `loss`, `features`: your own, instead of those the
     spec names; and `label`, which stands for the code of model, loss and features where it cannot be read: runs with
-    other code need another one, or they share noise. Warns (OneClassWarning) of a model that predicts nearly one class
-    where its accuracy hides it.
+    other code need another one, or they share noise; and `metrics`, which are measured in the end beside those of the
+    spec: functions of (scores, labels) by their names, or a list of names. Warns (OneClassWarning) of a model that
+    predicts nearly one class where its accuracy hides it.
     """
     spec, compute = spec or Spec(), compute or Compute()
     given = Inputs(**inputs)
     module = given.model if given.model is not None else spec.given().get("model")
     if module is not None:
         check_module(module)
-    own = given.dataset, given.model, given.loss
+    own, functions = (given.dataset, given.model, given.loss), functions_of(spec.metrics, given.metrics)
     made_of = fingerprint(spec, *own, given.label, given.features) if out is not None else None
     folder = _folder(out, spec, made_of) if out is not None else None
-    if folder and (found := _done(folder, spec, resume)) is not None:
+    if folder and (found := _done(folder, spec, resume, functions)) is not None:
         return found
     with compute.exact(), ExitStack() as held:
-        setup = prepare(spec, compute, *own, label=given.label, features=given.features)
+        setup = prepare(spec, compute, *own, label=given.label, features=given.features).measuring(functions)
         progress = start(setup.federation)
         with compute.threads_for(floats=progress.state.uploads.numel()):
             if folder:
                 held.enter_context(folder.held())
-                if (found := _done(folder, spec, resume)) is not None:  # by another process, just now
+                if (found := _done(folder, spec, resume, functions)) is not None:  # by another process, just now
                     return found
                 folder.begin(spec, resume, setup.x_test.device)
                 progress = (folder.checkpoint(setup.federation) or progress).skip_reserved()
@@ -179,7 +184,7 @@ def _member(
     shared, held = common
     if folder and (found := _done(folder, spec, resume)) is not None:
         return found
-    setup = prepare(spec, compute, dataset, shared=shared)
+    setup = prepare(spec, compute, dataset, shared=shared).measuring(functions_of(spec.metrics, None))
     progress = start(setup.federation)
     if folder:
         held.enter_context(folder.held())
@@ -194,11 +199,19 @@ def _folder(out: Path | str, spec: Spec, inputs: Fingerprint | None) -> RunFolde
     return RunFolder(Path(out), Identity.of(spec, inputs))
 
 
-def _done(folder: RunFolder, spec: Spec, resume: bool) -> Result | None:
-    """What the folder holds already, if that is wanted; StoreError if it holds something else."""
+def _done(folder: RunFolder, spec: Spec, resume: bool, metrics: Iterable[str] = ()) -> Result | None:
+    """What the folder holds already, if that is wanted; StoreError if it holds something else, or lacks a metric."""
     folder.check(spec, resume)
     found = folder.result(spec) if resume else None
-    return None if found is None else stored(found, folder)
+    if found is None:
+        return None
+    result = stored(found, folder)
+    if missing := [name for name in metrics if name not in (result.metrics or {})]:
+        raise StoreError(
+            f"{plain(folder.path)}: its run is done, and {missing[0]!r} was not measured; run without resume, or leave "
+            "it out"
+        )
+    return result
 
 
 def reference(spec: Spec) -> Spec:

@@ -1,6 +1,6 @@
 """What a run found: one record, in Python and in result.json."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -10,11 +10,12 @@ from noisegate import metrics
 from noisegate.checks import plain
 from noisegate.errors import StoreError
 from noisegate.roles import trigger_of
+from noisegate.runs.measures import measured
 from noisegate.runs.setup import Setup
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder
 from noisegate.runs.wellformed import check_result, fields_of
-from noisegate.simulate import Exam, Federation, Progress, attack_success, examine, shares
+from noisegate.simulate import Exam, Federation, Progress, attack_success, shares
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,8 @@ class Result:
     Of the last model, for classes that are uneven: balanced_accuracy, the mean recall of the classes; majority_share,
     the accuracy of whoever always answers the most frequent class; confusion, how many test examples of the class of a
     row are called by that of a column (None beyond 100 classes); auc, the chance that an example of class 1 has more of
-    its score than one of class 0, None unless there are two. Results of earlier versions have none of these.
+    its score than one of class 0, None unless there are two. metrics: those that were asked for, by name; None for one
+    that is no finite number. Results of earlier versions have none of these.
     """
 
     accuracy: float
@@ -81,6 +83,7 @@ class Result:
     majority_share: float | None = None
     confusion: list[list[int]] | None = None
     auc: float | None = None
+    metrics: dict[str, float | None] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
@@ -93,8 +96,9 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
     found = shares(federation, progress)
     curve = list(progress.curve)
     examined = federation.mechanism.model, progress.state.params, setup.x_test, setup.y_test
+    exam = setup.examine(progress.state.params)
     trigger = trigger_of(federation.adversary.attack)
-    return Result(
+    result = Result(
         accuracy=curve[-1]["accuracy"],
         best_accuracy=max(line["accuracy"] for line in curve),
         curve=curve,
@@ -118,7 +122,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         missing=found.missing,
         fallback=found.fallback,
         features=setup.features,
-        **_measured(examine(*examined)),
+        **_by_class(exam),
         attack_success=attack_success(*examined, trigger) if trigger else None,
         accountant=promise.accountant,
         worker_epsilons=list(promise.worker_epsilons),
@@ -135,9 +139,10 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         seconds=progress.seconds,
         ms_per_round=1e3 * progress.seconds / federation.schedule.rounds,
     )
+    return replace(result, metrics=measured(setup.metrics, exam, vars(result)))
 
 
-def _measured(exam: Exam) -> dict[str, Any]:
+def _by_class(exam: Exam) -> dict[str, Any]:
     """What the last model tells of each class."""
     confusion = exam.confusion
     recall = metrics.recall_of(confusion)

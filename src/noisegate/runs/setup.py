@@ -1,7 +1,8 @@
 """From a spec to a federation: data dealt out, noise calibrated, everyone in place."""
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +20,12 @@ from noisegate.roles import Aggregator, Attack, Worker, trigger_of
 from noisegate.runs.dealing import Dealt, copies, count_honest, deal, held_by_byzantine, surrogate
 from noisegate.runs.features import RunFeatures, features_of
 from noisegate.runs.identity import digest_data, digest_run
+from noisegate.runs.measures import Metric, try_out
 from noisegate.runs.modules import loss_of, model_of
 from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of, sizes_are_public
 from noisegate.runs.spec import Spec
 from noisegate.sampling import SAMPLINGS, Sampling
-from noisegate.simulate import Adversary, Federation, Schedule, Workers, marked
+from noisegate.simulate import Adversary, Exam, Federation, Schedule, Workers, examine, marked
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
 from noisegate.workers import Company, choose_sums
@@ -45,7 +47,7 @@ class Setup:
     """A run that is ready to start.
 
     features: what its examples were turned into; empty if nothing. given: the workers' data set and the server's,
-    before that; aux: (A,) which examples of the latter are the server's.
+    before that; aux: (A,) which examples of the latter are the server's. metrics: what is measured in the end.
     """
 
     federation: Federation
@@ -58,6 +60,17 @@ class Setup:
     features: str
     given: tuple[Dataset, Dataset]
     aux: Tensor
+    metrics: Mapping[str, Metric | None] = field(default_factory=dict)
+
+    def examine(self, params: Tensor) -> Exam:
+        """What a model with these parameters says of the test examples."""
+        return examine(self.federation.mechanism.model, params, self.x_test, self.y_test)
+
+    def measuring(self, functions: Mapping[str, Metric | None]) -> "Setup":
+        """The same, with metrics. SpecError if one of a user's own fails on the model as it is now."""
+        if any(functions.values()):
+            try_out(functions, self.examine(self.federation.mechanism.model.initial()))
+        return replace(self, metrics=functions)
 
 
 class SharedData:
@@ -119,7 +132,6 @@ def prepare(
     """Everything a run needs. `dataset`, `module` and `features` take the place of the spec's names.
 
     label: stands for the code of module, loss and features, where it cannot be read (`noisegate.runs.identity`).
-
     shared: data that other runs brought to the device, and a place for those that this one brings.
     """
     shared, device, loss = shared or SharedData(), compute.resolve(), loss_of(spec, loss)
@@ -155,7 +167,8 @@ def prepare(
     server = _server(spec, mechanism, parts, dealt, promise, scratch)
     digest = digest_run(tuple(made_of), module, loss, (parts.attack, parts.aggregator, parts.worker), label)
     # What a secret run draws by name (ties, attackers' numbers) must not follow from private data: it shows.
-    run_name = spec.name() if spec.secret else f"{spec.name()}/{digest}"
+    named = replace(spec, metrics=None).name()  # what is measured changes no noise
+    run_name = named if spec.secret else f"{named}/{digest}"
     holdings, sizes = (each.to(device) for each in dealt.padded())
     federation = Federation(
         workers=Workers(mechanism, x, y, holdings, sizes, scratch),

@@ -22,6 +22,7 @@ from noisegate.errors import SpecError
 from noisegate.features import Features, build_features, check_request
 from noisegate.privacy import ACCOUNTANTS, delta_of
 from noisegate.roles import Aggregator, Attack, Worker
+from noisegate.runs.measures import check_names
 from noisegate.runs.objects import as_part, built, described, named_model
 from noisegate.runs.usual import DEFAULTS, partner_of, usual_of, usual_with
 from noisegate.sampling import EQUAL, SAMPLINGS
@@ -38,7 +39,7 @@ MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
 LATER = (
     *("auxiliary_from", "declared", "secret", "absent", "redeal", "features", "loss"),
-    *("label_column", "worker_column"),
+    *("label_column", "worker_column", "metrics"),
 )
 """Settings that earlier versions did not have."""
 
@@ -72,6 +73,7 @@ class Spec:
     same expected batch, at a rate of its own. redeal: deal the examples anew although the data say who holds what.
     features: what examples are turned into first, a name of `noisegate list features` or the path of your own; the
     model is then `linear` unless given. It has a worker and a rate of its own, as data sets and aggregators have.
+    metrics: what is measured in the end beside the accuracy: names of metrics, or paths of your own.
     """
 
     dataset: str = "digits"
@@ -107,9 +109,11 @@ class Spec:
     loss: str | None = None
     label_column: str | None = None
     worker_column: str | None = None
+    metrics: list[str] | None = None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
+        object.__setattr__(self, "metrics", check_names(self.metrics))
         self._settle_batch()
         for name, table in PARTS.items():
             object.__setattr__(self, name, as_part(name, getattr(self, name), table, ROLES[name]))

@@ -65,8 +65,8 @@ def read_unbuilt(path: Path) -> AnySpec:
 
 
 def uses_plugins(settings: Mapping[str, Any]) -> bool:
-    """Whether a part, the features, the model or the loss are a plugin, or wrap one. settings: of a spec, or lists."""
-    return any(_names_a_plugin(settings.get(part)) for part in (*PARTS, "features", "model", "loss"))
+    """Whether a part, features, model, loss or a metric are a plugin, or wrap one. settings: of a spec, or lists."""
+    return any(_names_a_plugin(settings.get(part)) for part in (*PARTS, "features", "model", "loss", "metrics"))
 
 
 def _names_a_plugin(part: Any) -> bool:

@@ -57,6 +57,8 @@ def _in_range(name: str, value: Any) -> bool:
     if not number(value):
         if name == "recall":
             return value is None or all(entry is None or (number(entry) and 0 <= entry <= 1) for entry in value)
+        if name == "metrics":
+            return value is None or all(entry is None or number(entry) for entry in value.values())
         if name == "confusion":
             return value is None or _is_confusion(value)
         return all(number(entry) and entry >= 0 for entry in value) if name == "worker_epsilons" else True

@@ -22,6 +22,9 @@ class Outcome:
     recall: list[float | None] | None = None
     attack_success: float | None = None
     fallback: float = 0.0
+    balanced_accuracy: float | None = None
+    auc: float | None = None
+    metrics: dict[str, float | None] | None = None
 
 
 def outcome_of(result: Result) -> Outcome:
@@ -34,6 +37,9 @@ def outcome_of(result: Result) -> Outcome:
         recall=result.recall,
         attack_success=result.attack_success,
         fallback=result.fallback,
+        balanced_accuracy=result.balanced_accuracy,
+        auc=result.auc,
+        metrics=result.metrics,
     )
 
 
