@@ -364,6 +364,7 @@ def test_npz_with_test_arrays(tmp_path):
     assert data.y_test.tolist() == [0, 1, 2]
 
 
+@pytest.mark.filterwarnings("ignore::noisegate.errors.NoisegateWarning")  # features of 0 to 200
 def test_npz_says_who_holds_each_test_example(tmp_path):
     x, y = np.arange(100.0)[:, None], np.arange(100) % 2
     owner = np.arange(100) % 3
@@ -378,6 +379,7 @@ def test_npz_says_who_holds_each_test_example(tmp_path):
         load(save(tmp_path / "short.npz", x=x, y=y, x_test=x[:4], y_test=y[:4], worker=owner, worker_test=owner))
 
 
+@pytest.mark.filterwarnings("ignore::noisegate.errors.NoisegateWarning")  # features of 0 to 200
 def test_npz_without_test_arrays_is_split_by_the_generator(tmp_path):
     path = save(tmp_path / "mine.npz", x=np.arange(103)[:, None], y=np.arange(103) % 2)
     one, same, two, fixed = (

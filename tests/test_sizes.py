@@ -216,6 +216,7 @@ def test_who_holds_what_is_part_of_what_a_run_is_of(tmp_path, toy):
     assert len({name(first), name(second)}) == 2
 
 
+@pytest.mark.filterwarnings("ignore::noisegate.errors.NoisegateWarning")  # features of 0 to 200
 def test_owners_follow_the_split_of_a_file_without_test_examples(tmp_path):
     x, owner = np.arange(200.0).reshape(100, 2), np.arange(100) // 25
     np.savez(tmp_path / "mine.npz", x=x, y=np.arange(100) % 2, worker=owner)

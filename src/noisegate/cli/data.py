@@ -1,12 +1,16 @@
-"""`noisegate data`: where the data sets are, whether they are whole, and how to get them."""
+"""`noisegate data`: where the data sets are, whether they are whole, how to get them, and what is in them."""
 
 import json
 import sys
+import warnings
 
 import typer
 
 from noisegate import checks
-from noisegate.data import SOURCES, fetch, verify
+from noisegate.cli.data_table import show_description
+from noisegate.data import SOURCES, Columns, describe, fetch, load, verify
+from noisegate.errors import NoisegateWarning
+from noisegate.streams import stream
 
 
 def list_data(as_json: bool) -> None:
@@ -47,6 +51,17 @@ def fetch_data(name: str | None, as_json: bool) -> None:
         print(json.dumps(found, indent=2))
     else:
         print("\n".join(path for paths in found.values() for path in paths))
+
+
+def show_data(name: str, label_column: str | None, worker_column: str | None, seed: int, as_json: bool) -> None:
+    """What a run would understand of a data set: examples, classes, workers, range, test part, and what looks odd."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoisegateWarning)  # which are among the hints below
+        found = describe(load(name, stream(seed, "test-split"), Columns(label_column, worker_column)))
+    if as_json:
+        print(json.dumps(found, indent=2))
+    else:
+        show_description(found)
 
 
 def _names(name: str | None) -> list[str]:

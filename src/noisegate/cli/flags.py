@@ -48,6 +48,10 @@ Memory = Annotated[int | None, flag(MACHINE, "MiB beside the uploads of two roun
 MemoryOfEach = Annotated[
     int | None, flag(MACHINE, "MiB of each run beside the uploads of two rounds. [1024; 8192 on CUDA]")
 ]
+LabelColumn = Annotated[
+    str | None, flag(DATA, "Column of a .csv with the label. [the last]", "--label-column", "--label")
+]
+WorkerColumn = Annotated[str | None, flag(DATA, "Column of a .csv that says who holds each example. [none]")]
 AsJson = Annotated[bool, flag(OUTPUT, "Print one JSON object and nothing else.", "--json")]
 
 READ = ("spec_file", "delta", "batch", "settings")
@@ -68,10 +72,8 @@ class SpecFlags:
             autocompletion=names_of("datasets"),
         ),
     ] = None
-    label_column: Annotated[
-        str | None, flag(DATA, "Column of a .csv with the label. [the last]", "--label-column", "--label")
-    ] = None
-    worker_column: Annotated[str | None, flag(DATA, "Column of a .csv that says who holds each example. [none]")] = None
+    label_column: LabelColumn = None
+    worker_column: WorkerColumn = None
     model: Annotated[
         str | None,
         flag(DATA, "A name of `noisegate list models`, or your own: file.py:build.", autocompletion=names_of("models")),

@@ -36,6 +36,14 @@ def is_bytes(array: NDArray[Any]) -> bool:
     return array.dtype == np.uint8 and array.ndim >= 3
 
 
+def notes_of(*arrays: NDArray[Any], split_off: bool = False, owned: bool = False) -> Names:
+    """What is done to these features, and to the examples, on their way into a data set."""
+    scaled = f"Pictures of bytes were divided by {BYTE}."
+    whose = "each worker's" if owned else "the"
+    split = f"A fifth of {whose} examples was split off as test examples."
+    return (scaled,) * any(is_bytes(array) for array in arrays) + (split,) * split_off
+
+
 def labels_of(where: object, key: str, array: NDArray[Any]) -> Tensor:
     """Labels as int64. DataError if they are not whole numbers of 0 or more."""
     if array.dtype.kind not in "buif":

@@ -26,7 +26,8 @@ class Dataset:
     x_test, whose owners are among those of x: with it a run tells how accurate the model is for each worker's own.
 
     class_names, worker_names, feature_names: what people call classes, the workers 0, 1, 2, ..., and the features of
-    (N, features), all of them or none. `of` and `of_workers` make a record of what you have.
+    (N, features), all of them or none. notes: what was done to the data on their way here, a sentence each. `of` and
+    `of_workers` make a record of what you have.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     worker_names: tuple[str, ...] = ()
     feature_names: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(

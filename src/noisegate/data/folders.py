@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from noisegate.checks import plain
-from noisegate.data.arrays import features_of, labels_of, natural, numbered
+from noisegate.data.arrays import features_of, labels_of, natural, notes_of, numbered
 from noisegate.data.contents import archive
 from noisegate.data.dataset import Dataset
 from noisegate.data.own import Labeled, Words, assemble, joined_parts, named_labels
@@ -90,4 +90,5 @@ def _archives(path: Path, files: Sequence[Path], columns: Columns, rng: torch.Ge
     features = [features_of(where, key, arrays[key]) for where, arrays, key, _ in named]
     labels = [labels_of(where, key, arrays[key]) for where, arrays, _, key in named]
     joined = joined_parts([where for where, *_ in named], features, labels, len(files))
-    return assemble(path, *joined, Words(workers=tuple(file.stem for file in files)), rng)
+    notes = notes_of(*(arrays[key] for _, arrays, key, _ in named))
+    return assemble(path, *joined, Words(workers=tuple(file.stem for file in files), notes=notes), rng)

@@ -9,11 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate import checks
-from noisegate.data.arrays import ONE_TEST_IN, classes_of, features_of, labels_of, split
+from noisegate.data.arrays import ONE_TEST_IN, classes_of, features_of, labels_of, notes_of, split
 from noisegate.data.contents import archive, checked
 from noisegate.data.dataset import Dataset
 from noisegate.data.files import expanded, locate
 from noisegate.data.folders import read_folder, read_single
+from noisegate.data.own import warn_of_scale
 from noisegate.data.sources import SOURCES
 from noisegate.data.tables import SUFFIXES, Columns
 from noisegate.errors import DataError, SpecError
@@ -90,7 +91,11 @@ def _archive(path: Path, rng: torch.Generator) -> Dataset:
         x, y, x_test, y_test = x[train], y[train], x[test], y[test]
         if owner is not None:
             owner, owner_test = owner[train], owner[test]
-    return Dataset(path.stem, x, y, x_test, y_test, classes_of(path, torch.cat((y, y_test))), owner, owner_test)
+    classes = classes_of(path, torch.cat((y, y_test)))
+    notes = notes_of(arrays["x"], split_off="x_test" not in arrays, owned=owner is not None)
+    dataset = Dataset(path.stem, x, y, x_test, y_test, classes, owner, owner_test, notes=notes)
+    warn_of_scale(path, dataset)
+    return dataset
 
 
 def read_examples(path: Path, names: tuple[str, str] = ("x", "y")) -> tuple[Tensor, Tensor]:
@@ -127,5 +132,5 @@ def _split(path: Path, x: Tensor, y: Tensor, owner: Tensor | None, rng: torch.Ge
         )
     if owner is not None:
         return split(path, y, owner, rng)
-    order = torch.randperm(len(y), generator=rng)
+    order = torch.randperm(len(y), generator=rng)  # as earlier versions did, whose runs keep their data
     return order[tests:], order[:tests]

@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from noisegate.checks import guess, plain, shown
-from noisegate.data.arrays import Names, array_of, classes_of, features_of, is_frame, labels_of, numbered, split
+from noisegate.data.arrays import (
+    Names,
+    array_of,
+    classes_of,
+    features_of,
+    is_frame,
+    labels_of,
+    notes_of,
+    numbered,
+    split,
+)
 from noisegate.data.dataset import Dataset
 from noisegate.data.hints import of_scale
 from noisegate.data.tables import listed
@@ -31,11 +41,12 @@ class Labeled:
 
 @dataclass(frozen=True)
 class Words:
-    """What people call classes, workers and features; empty where nobody said."""
+    """What people call classes, workers and features; empty where nobody said. notes: what was done to the data."""
 
     classes: Names = ()
     workers: Names = ()
     features: Names = ()
+    notes: Names = ()
 
 
 def assemble(where: str | Path, train: Labeled, test: Labeled | None, words: Words, rng: torch.Generator) -> Dataset:
@@ -45,17 +56,23 @@ def assemble(where: str | Path, train: Labeled, test: Labeled | None, words: Wor
     """
     name = where if isinstance(where, str) else where.resolve().stem
     _check_lengths(where, train)
+    notes = words.notes + notes_of(split_off=test is None, owned=train.owner is not None)
     if test is None:
         learnt, tried = split(where, train.y, train.owner, rng)
         train, test = _some(train, learnt), _some(train, tried)
     classes = len(words.classes) or classes_of(where, torch.cat((train.y, test.y)))
     dataset = Dataset(
         *(name, train.x, train.y, test.x, test.y, classes, train.owner, test.owner),
-        *(words.classes, words.workers, words.features),
+        *(words.classes, words.workers, words.features, notes),
     )
-    if hint := of_scale(dataset):
-        warnings.warn(f"{where}: {hint}", NoisegateWarning, stacklevel=2)
+    warn_of_scale(where, dataset)
     return dataset
+
+
+def warn_of_scale(where: object, dataset: Dataset) -> None:
+    """Warn where features are far larger than 1, or than one another."""
+    if hint := of_scale(dataset):
+        warnings.warn(f"{plain(where)}: {hint}", NoisegateWarning, stacklevel=2)
 
 
 def _check_lengths(name: object, part: Labeled) -> None:
@@ -95,11 +112,12 @@ def dataset_of(x: Any, y: Any, worker: Any, test: Any, name: str, rng: torch.Gen
     _check_columns(given, (name, f"{name}, test"))
     labels, classes = _labels(name, given)
     owners, workers = _owners(name, [part.worker for part in given])
+    arrays = [array_of(name, key, part.x) for key, part in zip(("x", "x_test"), given, strict=False)]
     parts = [
-        Labeled(features_of(name, key, array_of(name, key, part.x)), label, owner)
-        for key, part, label, owner in zip(("x", "x_test"), given, labels, owners, strict=False)
+        Labeled(features_of(name, key, array), label, owner)
+        for key, array, label, owner in zip(("x", "x_test"), arrays, labels, owners, strict=False)
     ]
-    words = Words(classes, workers, _columns(given[0].x))
+    words = Words(classes, workers, _columns(given[0].x), notes_of(*arrays))
     return assemble(name, parts[0], parts[1] if test is not None else None, words, rng)
 
 
@@ -122,11 +140,10 @@ def dataset_of_workers(parts: Any, y: str | None, name: str, rng: torch.Generato
     wheres = [f"{name}, worker {word}" for word in who]
     _check_columns(given, wheres)
     labels, classes = _labels(name, given)
-    features = [
-        features_of(where, "x", array_of(where, "x", part.x)) for where, part in zip(wheres, given, strict=True)
-    ]
+    arrays = [array_of(where, "x", part.x) for where, part in zip(wheres, given, strict=True)]
+    features = [features_of(where, "x", array) for where, array in zip(wheres, arrays, strict=True)]
     joined = joined_parts(wheres, features, labels, len(listed))
-    return assemble(name, *joined, Words(classes, called, _columns(given[0].x)), rng)
+    return assemble(name, *joined, Words(classes, called, _columns(given[0].x), notes_of(*arrays)), rng)
 
 
 def joined_parts(

@@ -6,12 +6,12 @@ from typing import Annotated
 import typer
 
 from noisegate.cli.completion import names_of
-from noisegate.cli.flags import AsJson
+from noisegate.cli.flags import AsJson, LabelColumn, WorkerColumn
 from noisegate.cli.help import HeadedCommand, HeadedGroup
 from noisegate.cli.late import done_in
 
 data = typer.Typer(
-    cls=HeadedGroup, no_args_is_help=True, rich_markup_mode=None, help="List, verify or fetch data sets."
+    cls=HeadedGroup, no_args_is_help=True, rich_markup_mode=None, help="List, verify, fetch or show data sets."
 )
 Name = Annotated[
     str | None, typer.Argument(help="A data set; all of them if left out.", autocompletion=names_of("datasets"))
@@ -42,6 +42,23 @@ def verify_data(name: Name = None, as_json: AsJson = False) -> None:
 @done_in("data")
 def fetch_data(name: Name = None, as_json: AsJson = False) -> None:
     """Download from the data sets' public homes and check the sums."""
+
+
+@data.command("show", cls=HeadedCommand)
+@done_in("data")
+def show_data(
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME_OR_PATH", help="As --data of a run takes it.", autocompletion=names_of("datasets")
+        ),
+    ],
+    label_column: LabelColumn = None,
+    worker_column: WorkerColumn = None,
+    seed: Annotated[int, typer.Option(help="Of the run, by which test examples are split off.")] = 1,
+    as_json: AsJson = False,
+) -> None:
+    """What a run would understand of a data set: examples, classes, workers, range, test part, and what looks odd."""
 
 
 @ledger.command("show", cls=HeadedCommand)
