@@ -33,7 +33,7 @@ SUMS = ("files",)
 
 ADDED = (
     *("byzantine_weight", "missing", "recall", "attack_success", "fallback"),
-    *("balanced_accuracy", "majority_share", "confusion", "auc"),
+    *("balanced_accuracy", "majority_share", "confusion", "auc", "metrics", "worker_accuracy"),
 )
 """Keys of a result that are younger than the digests."""
 

@@ -21,6 +21,7 @@ from noisegate.redteam.plot import plot
 from noisegate.redteam.trials import TrialFolder
 from noisegate.report import report
 from noisegate.runs import costs, imbalance
+from noisegate.runs.measures import value_of
 from noisegate.runs.result import Result, stored
 from noisegate.runs.store import RunFolder
 from noisegate.streams import stream
@@ -422,3 +423,55 @@ def test_run_takes_metrics_by_flag(cli, tmp_path):
     answer = cli("run", "--metric", "recall-3", "--metric", "worst_recall", *few)
     found = json.loads(answer.out)
     assert found["metrics"] == {"recall-3": found["recall"][3], "worst_recall": min(found["recall"])}
+
+
+# --- by worker -------------------------------------------------------------------------------------------------------
+
+
+def hospitals(**changes) -> Dataset:
+    """Workers 2, 5 and 9; the test labels of worker 5 are turned around, and worker 9 has no test examples."""
+    given = rare(share=0.5, size=600)
+    owner = torch.tensor([2, 5, 9]).repeat(200)
+    owner_test = torch.tensor([2, 5]).repeat(300)
+    y_test = torch.where(owner_test == 5, 1 - given.y_test, given.y_test)
+    return replace(given, y_test=y_test, owner=owner, owner_test=owner_test, **changes)
+
+
+def by_worker(dataset: Dataset, **changes) -> Result:
+    return run(Spec(**SOUND, **changes), compute=CPU, dataset=dataset, model=plain_linear())
+
+
+def test_each_worker_has_the_accuracy_of_its_own_test_examples():
+    found = by_worker(hospitals())
+    assert list(found.worker_accuracy) == ["2", "5", "9"]
+    assert found.worker_accuracy["9"] is None
+    assert found.worker_accuracy["2"] > 0.9
+    assert found.worker_accuracy["5"] < 0.1
+    assert (found.worker_accuracy["2"] + found.worker_accuracy["5"]) / 2 == pytest.approx(found.accuracy)
+    worst = imbalance.worst_worker(found.as_dict())
+    assert (worst.name, worst.accuracy, worst.workers) == ("5", found.worker_accuracy["5"], 2)
+    assert worst.median == pytest.approx(found.accuracy)
+    assert imbalance.columns(found.as_dict())["worst worker"] == worst.accuracy
+    assert value_of(found.as_dict(), "worst_worker") == worst.accuracy
+
+
+def test_workers_are_called_by_their_names():
+    names = tuple(f"ward {letter}" for letter in "abcdefghij")
+    assert list(by_worker(hospitals(worker_names=names)).worker_accuracy) == ["ward c", "ward f", "ward j"]
+
+
+def test_where_nobody_knows_whose_the_test_examples_are_there_is_none():
+    assert by_worker(replace(hospitals(), owner_test=None)).worker_accuracy is None
+    assert by_worker(hospitals(), redeal=True, workers=3).worker_accuracy is None, "who holds what is dealt anew"
+    assert imbalance.worst_worker(by_worker(rare(0.5), workers=3).as_dict()) is None
+
+
+def test_people_are_told_of_the_worst_worker(monkeypatch, tmp_path):
+    found = by_worker(hospitals())
+    told = shown(found, monkeypatch)
+    assert "on the test examples of worker 5 alone; median of 2 workers" in told
+    run(Spec(**SOUND), compute=CPU, dataset=hospitals(), model=plain_linear(), out=tmp_path / "run")
+    assert "Accuracy by worker" in Reader(report(tmp_path / "run")).text
+    damaged = json.loads(json.dumps(found.as_dict())) | {"worker_accuracy": {"2": 1.5}}
+    with pytest.raises(StoreError, match="worker_accuracy"):
+        stored(damaged, RunFolder(tmp_path))

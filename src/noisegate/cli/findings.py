@@ -64,6 +64,7 @@ def _trial(trial: Trial, clean: float | None, measure: Measure) -> dict[str, Any
         "balanced_accuracy": outcome.balanced_accuracy,
         "auc": outcome.auc,
         "metrics": outcome.metrics,
+        "worker_accuracy": outcome.worker_accuracy,
         "fallback": outcome.fallback,
         "byzantine_selected": outcome.byzantine_selected,
         "honest_rejected": outcome.honest_rejected,

@@ -54,7 +54,7 @@ def run_command(flags: RunFlags) -> None:
 
 def _beside(word: str, result: Result) -> dict[str, Any]:
     """What a run is compared with, by name. Without a trigger there is no attack_success, and an AUC of two classes."""
-    names = ("accuracy", "balanced_accuracy", "auc", "recall", "attack_success", "metrics")
+    names = ("accuracy", "balanced_accuracy", "auc", "recall", "attack_success", "metrics", "worker_accuracy")
     return {f"{word}_{name}": value for name in names if (value := getattr(result, name)) is not None}
 
 

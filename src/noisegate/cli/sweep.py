@@ -59,7 +59,17 @@ def _rows(grid: SweepGrid, cells: Sequence[SweepCell]) -> list[tuple[dict[str, A
     return list(rows.values())
 
 
-SHOWN = ("accuracy", "balanced_accuracy", "majority_share", "auc", "recall", "attack_success", "metrics", "fallback")
+SHOWN = (
+    "accuracy",
+    "balanced_accuracy",
+    "majority_share",
+    "auc",
+    "recall",
+    "attack_success",
+    "metrics",
+    "worker_accuracy",
+    "fallback",
+)
 """What is told of the result of each run. Those of earlier versions have the accuracy alone."""
 
 

@@ -56,6 +56,8 @@ def _accuracy(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
         yield "undefended", f"{averaged:.3f}", "plain mean under the same attack"
     if imbalance.uneven(result.as_dict()):
         yield from _classes(result, proportion)
+    if (worst := imbalance.worst_worker(result.as_dict())) is not None:
+        yield "worst worker", f"{worst.accuracy:.3f}", worst.sentence()
     for name, value in (result.metrics or {}).items():
         clean = (proportion.get("reference_metrics") or {}).get(name)
         yield name, "–" if value is None else f"{value:.3f}", "" if clean is None else f"{clean:.3f} in the reference"

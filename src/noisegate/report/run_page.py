@@ -17,6 +17,7 @@ from noisegate.report.targets import (
     own_metrics,
     recall_section,
     success,
+    worker_section,
 )
 from noisegate.runs.promise import STATED
 from noisegate.views import TESTS, Reason
@@ -47,6 +48,7 @@ def run_page(record: RunRecord) -> Page:
     _accuracy(page, record)
     recall_section(page, record)
     confusion_section(page, record)
+    worker_section(page, record)
     page.pieces += tables
     timeline = timeline_of(record.verdicts) if record.verdicts else None
     _verdicts(page, record, timeline)

@@ -10,6 +10,9 @@ from noisegate.runs import imbalance
 from noisegate.runs.fallback import told
 from noisegate.runs.recall import worst_class
 
+MOST_ROWS = 100
+"""The largest number of workers whose own accuracy is shown: the worst."""
+
 MOST_COLUMNS = 20
 """The largest number of classes whose confusion matrix is shown."""
 
@@ -60,6 +63,26 @@ def own_metrics(record: RunRecord) -> list[tuple[str, str, str]]:
         )
         for name, value in ours.items()
     ]
+
+
+def worker_section(page: Page, record: RunRecord) -> None:
+    """The accuracy on each worker's own test examples, worst first. Nothing if nobody knows whose they are."""
+    found = (record.result or {}).get("worker_accuracy") or {}
+    worst = imbalance.worst_worker(record.result or {})
+    if worst is None:
+        return
+    clean = (record.beside.get("reference") or {}).get("worker_accuracy") or {}
+    order = sorted(found, key=lambda name: (found[name] is None, found[name] or 0.0))
+    columns = ["worker", "accuracy", *(["reference"] if clean else [])]
+    rows = [
+        (name, _written(found[name]), *([_written(clean.get(name))] if clean else [])) for name in order[:MOST_ROWS]
+    ]
+    note = f"{worst.accuracy:.3f} {worst.sentence()}. Few test examples of a worker make its accuracy noisy."
+    left = len(order) - len(rows)
+    more = f" {left} workers more are left out." if left else ""
+    page.section(
+        "Accuracy by worker", table(columns, rows, label="accuracy by worker"), paragraph(note + more, "quiet")
+    )
 
 
 def one_class_section(page: Page, record: RunRecord) -> None:

@@ -1,7 +1,8 @@
 """Where accuracy alone misleads: uneven classes, and a model that predicts nearly one of them."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from noisegate import metrics
 
@@ -21,8 +22,32 @@ def uneven(result: Mapping[str, Any]) -> bool:
 def columns(result: Mapping[str, Any]) -> dict[str, float]:
     """What a table of many runs shows of one beside its accuracy, by column, where it says something."""
     found = {"balanced": result.get("balanced_accuracy"), "AUC": result.get("auc")} if uneven(result) else {}
+    if (worst := worst_worker(result)) is not None:
+        found["worst worker"] = worst.accuracy
     found |= result.get("metrics") or {}
     return {name: float(value) for name, value in found.items() if value is not None}
+
+
+class WorstWorker(NamedTuple):
+    """The worker on whose own test examples a model is worst, and what it is for the median one."""
+
+    name: str
+    accuracy: float
+    median: float
+    workers: int
+
+    def sentence(self) -> str:
+        """What the accuracy is of."""
+        return f"on the test examples of worker {self.name} alone; median of {self.workers} workers {self.median:.3f}"
+
+
+def worst_worker(result: Mapping[str, Any]) -> WorstWorker | None:
+    """Of equals the first; None where the data do not say whose the test examples are."""
+    known = {name: value for name, value in (result.get("worker_accuracy") or {}).items() if value is not None}
+    if not known:
+        return None
+    name = min(known, key=lambda each: known[each])
+    return WorstWorker(name, known[name], median(known.values()), len(known))
 
 
 def gathered(results: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -19,7 +19,7 @@ Metric = Callable[[Tensor, Tensor], Any]
 Metrics = Mapping[str, Metric] | Sequence[str]
 """Functions by the names that their numbers get, or names: of NAMES, recall-3, or the path of your own function."""
 
-NAMES = ("accuracy", "balanced_accuracy", "auc", "worst_recall")
+NAMES = ("accuracy", "balanced_accuracy", "auc", "worst_recall", "worst_worker")
 """The metrics that every result has by a name, beside RECALL and the number of a class."""
 
 RECALL = "recall-"
@@ -62,6 +62,8 @@ def value_of(found: Mapping[str, Any], name: str) -> float | None:
     elif name == "worst_recall":
         worst = worst_class(found.get("recall"))
         value = None if worst is None else worst.recall
+    elif name == "worst_worker":
+        value = min((each for each in (found.get("worker_accuracy") or {}).values() if each is not None), default=None)
     else:
         value = found.get(name) if name in NAMES else (found.get("metrics") or {}).get(name)
     return None if value is None else float(value)

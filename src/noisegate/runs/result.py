@@ -8,8 +8,10 @@ from torch import Tensor
 
 from noisegate import metrics
 from noisegate.checks import plain
+from noisegate.data import Dataset
 from noisegate.errors import StoreError
 from noisegate.roles import trigger_of
+from noisegate.runs.dealing import is_given
 from noisegate.runs.measures import measured
 from noisegate.runs.setup import Setup
 from noisegate.runs.spec import Spec
@@ -37,7 +39,8 @@ class Result:
     the accuracy of whoever always answers the most frequent class; confusion, how many test examples of the class of a
     row are called by that of a column (None beyond 100 classes); auc, the chance that an example of class 1 has more of
     its score than one of class 0, None unless there are two. metrics: those that were asked for, by name; None for one
-    that is no finite number. Results of earlier versions have none of these.
+    that is no finite number. worker_accuracy: on the test examples of each honest worker's own, by its name or number,
+    None for one without any; None where the data do not say whose they are. Earlier versions have none of these.
     """
 
     accuracy: float
@@ -84,6 +87,7 @@ class Result:
     confusion: list[list[int]] | None = None
     auc: float | None = None
     metrics: dict[str, float | None] | None = None
+    worker_accuracy: dict[str, float | None] | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """The fields by name, ready for JSON."""
@@ -123,6 +127,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         fallback=found.fallback,
         features=setup.features,
         **_by_class(exam),
+        worker_accuracy=_by_worker(exam, setup.given[0]) if is_given(spec, setup.given[0]) else None,
         attack_success=attack_success(*examined, trigger) if trigger else None,
         accountant=promise.accountant,
         worker_epsilons=list(promise.worker_epsilons),
@@ -152,6 +157,19 @@ def _by_class(exam: Exam) -> dict[str, Any]:
         "majority_share": metrics.majority_share(confusion),
         "confusion": confusion.tolist() if len(confusion) <= metrics.MOST_CLASSES else None,
         "auc": metrics.auc(exam.scores, exam.y),
+    }
+
+
+def _by_worker(exam: Exam, dataset: Dataset) -> dict[str, float | None] | None:
+    """The accuracy on the test examples of each worker's own; None where the data do not say whose they are."""
+    if dataset.owner is None or dataset.owner_test is None:
+        return None
+    right, owner = exam.called == exam.y, dataset.owner_test
+    names = dataset.worker_names
+    found = {worker: right[owner == worker].double() for worker in dataset.owner.unique().tolist()}
+    return {
+        names[worker] if names else str(worker): float(own.mean()) if len(own) else None
+        for worker, own in found.items()
     }
 
 

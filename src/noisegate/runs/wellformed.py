@@ -57,6 +57,9 @@ def _in_range(name: str, value: Any) -> bool:
     if not number(value):
         if name == "recall":
             return value is None or all(entry is None or (number(entry) and 0 <= entry <= 1) for entry in value)
+        if name == "worker_accuracy":
+            shares = () if value is None else value.values()
+            return all(entry is None or (number(entry) and 0 <= entry <= 1) for entry in shares)
         if name == "metrics":
             return value is None or all(entry is None or number(entry) for entry in value.values())
         if name == "confusion":

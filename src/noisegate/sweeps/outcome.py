@@ -25,6 +25,7 @@ class Outcome:
     balanced_accuracy: float | None = None
     auc: float | None = None
     metrics: dict[str, float | None] | None = None
+    worker_accuracy: dict[str, float | None] | None = None
 
 
 def outcome_of(result: Result) -> Outcome:
@@ -40,6 +41,7 @@ def outcome_of(result: Result) -> Outcome:
         balanced_accuracy=result.balanced_accuracy,
         auc=result.auc,
         metrics=result.metrics,
+        worker_accuracy=result.worker_accuracy,
     )
 
 
