@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from noisegate.checks import plain
+from noisegate.data.arrays import natural
 from noisegate.data.source import File
 from noisegate.errors import DataError
 
@@ -33,6 +35,9 @@ UNREADABLE = (
     zlib.error,
     lzma.LZMAError,
 )
+
+MOST_FILES = 1_000_000
+"""The most files of a folder that are looked at."""
 
 
 def checked(path: Path, file: File) -> bytes:
@@ -77,6 +82,21 @@ def archive(path: Path, wanted: Collection[str]) -> dict[str, NDArray[Any]]:
             f"{path}: not a readable .npz archive of plain arrays ({error}); write it with "
             "numpy.savez(x=..., y=...), without object arrays"
         ) from error
+
+
+def members(path: Path) -> list[Path]:
+    """What is in a folder but for hidden files, as people sort it. DataError if there is nothing."""
+    try:
+        found = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
+    except OSError as error:
+        raise DataError(
+            f"{plain(path)}: cannot be read ({error.strerror}); check the folder and its permissions"
+        ) from None
+    if not found:
+        raise DataError(f"{plain(path)}: is an empty folder, which holds no data")
+    if len(found) > MOST_FILES:
+        raise DataError(f"{plain(path)}: holds {len(found):,} entries; at most {MOST_FILES:,} are read")
+    return sorted(found, key=lambda entry: natural(entry.name))
 
 
 def _arrays_sum(path: Path) -> str:

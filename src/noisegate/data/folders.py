@@ -1,4 +1,4 @@
-"""Files and folders of a user's own: a table, an archive, or a folder with one of these for each worker."""
+"""Tables and folders of a user's own: one table, or a folder with one file for each worker, or of pictures."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,17 +6,15 @@ from pathlib import Path
 import torch
 
 from noisegate.checks import plain
-from noisegate.data.arrays import features_of, labels_of, natural, notes_of, numbered
-from noisegate.data.contents import archive
+from noisegate.data.arrays import features_of, labels_of, notes_of, numbered
+from noisegate.data.contents import archive, members
 from noisegate.data.dataset import Dataset
 from noisegate.data.own import Labeled, Words, assemble, joined_parts, named_labels
+from noisegate.data.pictures import read_pictures
 from noisegate.data.tables import SUFFIXES, Columns, Table, listed, read_table
 from noisegate.errors import DataError
 
-MOST_FILES = 1_000_000
-"""The most files of a folder that are looked at."""
-
-KINDS = "one .csv file, or one .npz, for each worker"
+KINDS = "one .csv file, or one .npz, for each worker, or one folder of pictures for each class"
 
 
 def read_single(path: Path, columns: Columns, rng: torch.Generator) -> Dataset:
@@ -28,10 +26,14 @@ def read_single(path: Path, columns: Columns, rng: torch.Generator) -> Dataset:
 
 
 def read_folder(path: Path, columns: Columns, rng: torch.Generator) -> Dataset:
-    """The data set in a folder that has one file for each worker, who is called as the file is."""
+    """The data set in a folder that has one file for each worker, called as the file; or in one of pictures."""
+    files = members(path)
+    if all(file.is_dir() for file in files):
+        if said := columns.given():
+            raise DataError(f"{plain(path)}: {said}: names a column of a table, and these are pictures; leave it out")
+        return read_pictures(path, rng)
     if columns.worker is not None:
         raise DataError(f"{plain(path)}: a folder has one file for each worker; leave worker_column out")
-    files = members(path)
     kinds = sorted({file.suffix.lower() for file in files})
     if not set(kinds) <= set(SUFFIXES) and kinds != [".npz"]:
         odd = next((file.name for file in files if file.suffix.lower() not in (".npz", *SUFFIXES)), " and ".join(kinds))
@@ -39,21 +41,6 @@ def read_folder(path: Path, columns: Columns, rng: torch.Generator) -> Dataset:
     if len({file.stem for file in files}) < len(files):
         raise DataError(f"{plain(path)}: two files have one name but for their suffix; there must be {KINDS}")
     return _archives(path, files, columns, rng) if kinds == [".npz"] else _tables(path, files, columns, rng)
-
-
-def members(path: Path) -> list[Path]:
-    """What is in a folder but for hidden files, as people sort it. DataError if there is nothing."""
-    try:
-        found = [entry for entry in path.iterdir() if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(
-            f"{plain(path)}: cannot be read ({error.strerror}); check the folder and its permissions"
-        ) from None
-    if not found:
-        raise DataError(f"{plain(path)}: is an empty folder; put {KINDS} into it")
-    if len(found) > MOST_FILES:
-        raise DataError(f"{plain(path)}: holds {len(found):,} entries; at most {MOST_FILES:,} are read")
-    return sorted(found, key=lambda entry: natural(entry.name))
 
 
 def _tables(path: Path, files: Sequence[Path], columns: Columns, rng: torch.Generator) -> Dataset:

@@ -31,8 +31,9 @@ def load(name: str, rng: torch.Generator | None = None, columns: Columns | None 
     holds each example of `x`, and `worker_test` the same of `x_test`.
 
     A table (.csv, .tsv) has a header line, numbers, and a column of labels, which are names of classes; columns: which
-    it is, and which says who holds the example. A folder has one such file, or one .npz, for each worker. A fifth of
-    each worker's examples becomes the test part.
+    it is, and which says who holds the example. A folder has one such file, or one .npz, for each worker; or one folder
+    of pictures for each class, alone or in `train` and `test`, or in a folder for each worker. A fifth of each worker's
+    examples becomes the test part, where none is given.
     """
     if (path := own_path(name)) is not None:
         return _own(path, stream(0, "npz-split") if rng is None else rng, columns or Columns())
