@@ -393,7 +393,7 @@ def test_everyone_in_a_run_has_features():
 def test_an_own_module_in_python_and_the_model_it_needs():
     spec = Spec(**SMALL, model="linear")
     result = noisegate.run(spec, dataset=tiny(), features=Doubled(), compute=ONE)
-    assert (result.features, result.model, result.parameters) == ("Doubled", "linear", 2 * 37)
+    assert (result.features, result.model_name, result.parameters) == ("Doubled", "linear", 2 * 37)
     with pytest.raises(SpecError, match="no model"):
         noisegate.run(Spec(**SMALL), dataset=tiny(), features=Doubled(), compute=ONE)
     with pytest.raises(SpecError, match="leave one of them out"):

@@ -225,7 +225,7 @@ def test_everything_can_be_brought(toy, tmp_path):
         out=tmp_path / "run",
         watch=lambda progress, rounds: seen.append((progress.rounds, rounds)),
     )
-    assert (result.dataset, result.model, result.parameters) == ("toy", "Net", 48)
+    assert (result.dataset, result.model_name, result.parameters) == ("toy", "Net", 48)
     assert seen == [(done, 5) for done in range(1, 6)]
     assert all(torch.equal(*pair) for pair in zip(module.parameters(), before, strict=True)), "the module was changed"
     assert module.training

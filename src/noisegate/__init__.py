@@ -68,7 +68,7 @@ if typing.TYPE_CHECKING:  # for whoever reads types; the names below come when t
     from noisegate.privacy import Guarantee, calibrate, epsilon
     from noisegate.privacy import guarantee as guarantee  # type: ignore[no-redef]  # taken for the module of that name
     from noisegate.roles import Aggregator
-    from noisegate.runs import Result, Spec, reference, run, run_together, undefended
+    from noisegate.runs import Comparison, Result, Spec, compare, load, reference, run, run_together, undefended
     from noisegate.sampling import FixedSize, Poisson
     from noisegate.streams import stream
     from noisegate.vectors import FlatModel
@@ -130,7 +130,17 @@ _HOMES = {
     "noisegate.data": ("Dataset",),
     "noisegate.errors": ("DataError", "NoisegateError", "PrivacyError", "SpecError", "StoreError"),
     "noisegate.roles": ("Aggregator",),
-    "noisegate.runs": ("Result", "Spec", "reference", "run", "run_together", "undefended"),
+    "noisegate.runs": (
+        "Comparison",
+        "Result",
+        "Spec",
+        "compare",
+        "load",
+        "reference",
+        "run",
+        "run_together",
+        "undefended",
+    ),
     "noisegate.privacy": ("Guarantee", "calibrate", "epsilon", "guarantee"),
     "noisegate.sampling": ("FixedSize", "Poisson"),
     "noisegate.streams": ("stream",),
@@ -165,6 +175,7 @@ __all__ = [
     "ClassSwap",
     "Clipped",
     "ClippedMomentum",
+    "Comparison",
     "Compute",
     "DataError",
     "Dataset",
@@ -224,8 +235,10 @@ __all__ = [
     "Verdict",
     "Zero",
     "calibrate",
+    "compare",
     "epsilon",
     "guarantee",
+    "load",
     "reference",
     "run",
     "run_together",

@@ -133,7 +133,7 @@ def _time(result: Result) -> Row:
 
 
 def _model(result: Result) -> str:
-    return f"{result.features} features, {result.model}" if result.features else result.model
+    return f"{result.features} features, {result.model_name}" if result.features else result.model_name
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:

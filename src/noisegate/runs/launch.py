@@ -78,9 +78,10 @@ def run(
     if module is not None:
         check_module(module)
     own, functions = (given.dataset, given.model, given.loss), functions_of(spec.metrics, given.metrics)
+    mine = functions, module, given.features
     made_of = fingerprint(spec, *own, given.label, given.features) if out is not None else None
     folder = _folder(out, spec, made_of) if out is not None else None
-    if folder and (found := _done(folder, spec, resume, functions)) is not None:
+    if folder and (found := _done(folder, spec, resume, *mine)) is not None:
         return found
     with compute.exact(), ExitStack() as held:
         setup = prepare(spec, compute, *own, label=given.label, features=given.features).measuring(functions)
@@ -88,7 +89,7 @@ def run(
         with compute.threads_for(floats=progress.state.uploads.numel()):
             if folder:
                 held.enter_context(folder.held())
-                if (found := _done(folder, spec, resume, functions)) is not None:  # by another process, just now
+                if (found := _done(folder, spec, resume, *mine)) is not None:  # by another process, just now
                     return found
                 folder.begin(spec, resume, setup.x_test.device)
                 progress = (folder.checkpoint(setup.federation) or progress).skip_reserved()
@@ -199,13 +200,20 @@ def _folder(out: Path | str, spec: Spec, inputs: Fingerprint | None) -> RunFolde
     return RunFolder(Path(out), Identity.of(spec, inputs))
 
 
-def _done(folder: RunFolder, spec: Spec, resume: bool, metrics: Iterable[str] = ()) -> Result | None:
+def _done(
+    folder: RunFolder,
+    spec: Spec,
+    resume: bool,
+    metrics: Iterable[str] = (),
+    module: nn.Module | None = None,
+    features: Features | None = None,
+) -> Result | None:
     """What the folder holds already, if that is wanted; StoreError if it holds something else, or lacks a metric."""
     folder.check(spec, resume)
     found = folder.result(spec) if resume else None
     if found is None:
         return None
-    result = stored(found, folder)
+    result = stored(found, folder, module, features)
     if missing := [name for name in metrics if name not in (result.metrics or {})]:
         raise StoreError(
             f"{plain(folder.path)}: its run is done, and {missing[0]!r} was not measured; run without resume, or leave "

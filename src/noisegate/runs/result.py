@@ -1,23 +1,32 @@
 """What a run found: one record, in Python and in result.json."""
 
-from dataclasses import asdict, dataclass, replace
+import copy
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from noisegate import metrics
 from noisegate.checks import plain
 from noisegate.data import Dataset
-from noisegate.errors import StoreError
+from noisegate.errors import SpecError, StoreError
+from noisegate.features import Features
 from noisegate.roles import trigger_of
 from noisegate.runs.dealing import is_given
 from noisegate.runs.measures import measured
+from noisegate.runs.pictures import curve_figure
 from noisegate.runs.setup import Setup
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder
+from noisegate.runs.tables import curve_rows, frame_of, result_html, result_lines
+from noisegate.runs.trained import StoredModel, TrainedModel
 from noisegate.runs.wellformed import check_result, fields_of
 from noisegate.simulate import Exam, Federation, Progress, attack_success, shares
+
+JSON_NAMES = {"model_name": "model"}
+"""What a field is called in result.json, where that differs: `model` was a name before it was a module."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,10 @@ class Result:
     its score than one of class 0, None unless there are two. metrics: those that were asked for, by name; None for one
     that is no finite number. worker_accuracy: on the test examples of each honest worker's own, by its name or number,
     None for one without any; None where the data do not say whose they are. Earlier versions have none of these.
+
+
+    model_name: of the module (`model` in result.json). input_shape: of what it takes of one example; classes: how many
+    there are. Results of earlier versions have neither.
     """
 
     accuracy: float
@@ -57,7 +70,7 @@ class Result:
     aggregator: str
     believed_byzantine: int | None
     dataset: str
-    model: str
+    model_name: str
     parameters: int
     seed: int
     honest_rejected: float
@@ -88,10 +101,54 @@ class Result:
     auc: float | None = None
     metrics: dict[str, float | None] | None = None
     worker_accuracy: dict[str, float | None] | None = None
+    input_shape: list[int] | None = None
+    classes: int | None = None
+    _trained: TrainedModel | StoredModel | None = field(default=None, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """The fields by name, ready for JSON."""
-        return asdict(self)
+        """The fields by name, ready for JSON. What `model_name` says is called `model` there."""
+        names = [each.name for each in fields(self) if not each.name.startswith("_")]
+        return {JSON_NAMES.get(name, name): copy.deepcopy(getattr(self, name)) for name in names}
+
+    @property
+    def model(self) -> nn.Module:
+        """The trained module, in evaluation mode and on the CPU: a copy, which may be changed.
+
+        Of a run with features it takes features; `predict` takes examples.
+        """
+        return self._model().module()
+
+    def predict(self, x: Any) -> Tensor:
+        """The class that the trained model gives each of the examples `x`, (N, ...): (N,) whole numbers.
+
+        x: a tensor, an array or a frame, as for `Dataset`. With features they are turned into these first.
+        """
+        shape = None if self.input_shape is None else tuple(self.input_shape)
+        return self._model().predict(x, shape)
+
+    def plot(self) -> Any:
+        """The accuracy over the rounds, as a plotly figure."""
+        return curve_figure({f"{self.aggregator} against {self.attack}": self.as_dict()})
+
+    def to_frame(self) -> Any:
+        """The curve as a pandas frame: a row for each evaluated round, with the uploads used and refused since."""
+        return frame_of(curve_rows(self.curve), "Result.to_frame", "Result.curve")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return result_html(result_lines(self.as_dict()))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the module, which another process may not be able to hold: load the run's folder there."""
+        return {**vars(self), "_trained": None}
+
+    def _model(self) -> TrainedModel:
+        if self._trained is None:
+            raise SpecError(
+                "model: this result has none, since it was copied from another process; give the run a folder with "
+                "out=, and load that: noisegate.load(folder)"
+            )
+        return self._trained if isinstance(self._trained, TrainedModel) else self._trained.read(self)
 
 
 def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
@@ -117,7 +174,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         aggregator=spec.canonical()["aggregator"]["name"],
         believed_byzantine=believed_byzantine(federation),
         dataset=setup.dataset,
-        model=setup.model,
+        model_name=setup.model,
         parameters=federation.mechanism.model.d,
         seed=spec.seed,
         honest_rejected=found.honest_rejected,
@@ -143,6 +200,9 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         spec=spec.canonical(),
         seconds=progress.seconds,
         ms_per_round=1e3 * progress.seconds / federation.schedule.rounds,
+        input_shape=list(setup.x_test.shape[1:]),
+        classes=federation.adversary.classes,
+        _trained=TrainedModel(examined[0], progress.state.params.cpu().clone(), setup.make),
     )
     return replace(result, metrics=measured(setup.metrics, exam, vars(result)))
 
@@ -173,15 +233,37 @@ def _by_worker(exam: Exam, dataset: Dataset) -> dict[str, float | None] | None:
     }
 
 
-def stored(found: dict[str, Any], folder: RunFolder) -> Result:
-    """The result that a folder holds, of which every field is checked."""
+def stored(
+    found: dict[str, Any], folder: RunFolder, module: nn.Module | None = None, features: Features | None = None
+) -> Result:
+    """The result that a folder holds, of which every field is checked. module, features: your own, if it had any."""
     where = f"{plain(folder.path)}: its result.json"
+    names = {said: name for name, said in JSON_NAMES.items()}
+    known = {names.get(key, key): value for key, value in found.items() if not key.startswith("_")}
     try:
-        values = fields_of(Result, found, where)
+        values = fields_of(Result, known, where)
         check_result(values, where)
     except StoreError as error:
         raise StoreError(f"{error}; remove it, or run without --resume, to start afresh") from None
-    return Result(**values)
+    return Result(**values, _trained=StoredModel(folder.path, module, features))
+
+
+def load(folder: Path | str, *, model: nn.Module | None = None, features: Features | None = None) -> Result:
+    """The result of a finished run, from its folder. It runs no code; `model` and `predict` of it may.
+
+    model, features: your own, if the run was given any beside its spec.
+    """
+    path = Path(folder)
+    store = RunFolder(path)
+    found = store.result()
+    if found is None:
+        why = "holds no finished run"
+        if (path / "runs").is_dir():
+            why = "is of a sweep; load the folders in its folder runs"
+        elif (path / "spec.toml").exists():
+            why = "holds a run that is not finished; go on with it: noisegate run --resume"
+        raise StoreError(f"{plain(path)}: {why}")
+    return stored(found, store, model, features)
 
 
 def believed_byzantine(federation: Federation) -> int | None:

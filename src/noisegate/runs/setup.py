@@ -47,7 +47,8 @@ class Setup:
     """A run that is ready to start.
 
     features: what its examples were turned into; empty if nothing. given: the workers' data set and the server's,
-    before that; aux: (A,) which examples of the latter are the server's. metrics: what is measured in the end.
+    before that; aux: (A,) which examples of the latter are the server's. make: makes the features, if there are any.
+    metrics: what is measured in the end.
     """
 
     federation: Federation
@@ -55,11 +56,12 @@ class Setup:
     x_test: Tensor
     y_test: Tensor
     evaluate_every: int
+    given: tuple[Dataset, Dataset]
+    aux: Tensor
     dataset: str
     model: str
     features: str
-    given: tuple[Dataset, Dataset]
-    aux: Tensor
+    make: Features | None
     metrics: Mapping[str, Metric | None] = field(default_factory=dict)
 
     def examine(self, params: Tensor) -> Exam:
@@ -177,8 +179,8 @@ def prepare(
         schedule=Schedule(rounds, spec.seed, run_name, Secret(device) if spec.secret else None, spec.absent or 0.0),
     )
     every = spec.evaluate_every or max(1, rounds // EVALUATIONS)
-    about = dataset.name, name, embedding.name if embedding else ""
-    return Setup(federation, promise, x_test, y_test, every, *about, given, dealt.aux)
+    about = (dataset.name, name, embedding.name, embedding.make) if embedding else (dataset.name, name, "", None)
+    return Setup(federation, promise, x_test, y_test, every, given, dealt.aux, *about)
 
 
 class Parts(NamedTuple):
