@@ -178,10 +178,15 @@ _RANDOM = (nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 def check_module(module: nn.Module) -> None:
     """Refuse a module under which a stated guarantee would not hold: says which layer and what to use.
 
-    An accepted module has trainable floating-point parameters only, and none of torch's layers that mix the
-    examples of a batch or draw random numbers of their own. Layers written by others cannot be seen through.
+    An accepted module has parameters to train, all of them float32, and none of torch's layers that mix the examples of
+    a batch or draw random numbers of their own. In a frozen part (all parameters have requires_grad=False) these may
+    be: modules run in evaluation mode, where a BatchNorm takes the statistics that it holds, and changes none, and a
+    Dropout does nothing. Layers written by others cannot be seen through.
     """
+    frozen = frozen_parts(module)
     for path, layer in module.named_modules():
+        if _in_a(frozen, path) and _harmless_when_frozen(layer):
+            continue
         _check_layer(f"layer {path!r} ({type(layer).__name__})" if path else type(layer).__name__, layer)
     named = list(module.named_parameters())
     if not named:
@@ -191,11 +196,38 @@ def check_module(module: nn.Module) -> None:
             raise SpecError(f"model parameter {name!r} has no shape yet; pass one batch through it first")
         if parameter.dtype != torch.float32:
             raise SpecError(f"model parameter {name!r} is {parameter.dtype}; it must be float32, as the data are")
-        if not parameter.requires_grad:
-            raise SpecError(
-                f"model parameter {name!r} is frozen (requires_grad=False), but every parameter is trained; "
-                "remove it, or register it as a buffer"
-            )
+    if not any(parameter.requires_grad for _, parameter in named):
+        raise SpecError(
+            f"model has {len(named)} parameters, all of them frozen (requires_grad=False): there is nothing to train; "
+            "leave those of the last layer trainable"
+        )
+
+
+def frozen_names(module: nn.Module) -> list[str]:
+    """The names of the parameters that are not trained."""
+    return [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
+
+
+def frozen_parts(module: nn.Module) -> set[str]:
+    """The paths of the modules that have parameters, none of which is trained."""
+    return {
+        path
+        for path, part in module.named_modules()
+        if (own := list(part.parameters())) and not any(each.requires_grad for each in own)
+    }
+
+
+def _in_a(parts: set[str], path: str) -> bool:
+    """Whether a path is of one of these parts, or of something inside one."""
+    steps = path.split(".")
+    return any(".".join(steps[: i + 1]) in parts for i in range(len(steps)))
+
+
+def _harmless_when_frozen(layer: nn.Module) -> bool:
+    """Whether a layer treats each example alone in evaluation mode, and draws nothing there."""
+    if isinstance(layer, (*_BATCH_NORMS, *_INSTANCE_NORMS)):
+        return layer.running_mean is not None or isinstance(layer, _INSTANCE_NORMS)
+    return not isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
 
 
 def _check_layer(what: str, layer: nn.Module) -> None:
@@ -203,7 +235,7 @@ def _check_layer(what: str, layer: nn.Module) -> None:
     if running or isinstance(layer, _BATCH_NORMS):
         raise SpecError(
             f"model {what} mixes examples, so one example's gradient depends on the others and the "
-            "sensitivity bound does not hold; use GroupNorm"
+            "sensitivity bound does not hold; use GroupNorm, or freeze the part that it is in (requires_grad=False)"
         )
     drops = isinstance(layer, _DROPOUTS) and layer.p > 0
     inner = isinstance(layer, nn.RNNBase | nn.MultiheadAttention) and layer.dropout > 0

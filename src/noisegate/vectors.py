@@ -52,8 +52,8 @@ class FlatModel:
     """A module and a loss as functions of one flat parameter vector.
 
     The module is copied, so the caller's stays as it is, and it runs in evaluation mode. Parameters lie in the vector
-    in the order of `named_parameters()`. The loss maps (outputs, targets) of B examples to B numbers. classes: of the
-    data, where that is known.
+    in the order of `named_parameters()`, but for frozen ones (requires_grad=False), which stay as they are. The loss
+    maps (outputs, targets) of B examples to B numbers. classes: of the data, where that is known.
     """
 
     def __init__(
@@ -64,17 +64,18 @@ class FlatModel:
         classes: int | None = None,
     ) -> None:
         try:
-            self.module = copy.deepcopy(module).to(device).eval().requires_grad_(False)
+            self.module = copy.deepcopy(module).to(device).eval()
         except RuntimeError as error:
             raise SpecError(f"model: cannot be copied ({str(error).splitlines()[0]})") from None
         self.loss, self.classes = loss, classes
         self.lock = threading.RLock()
         """Held while the module is called: calls put parameters and hooks into it for that long."""
-        self.names = [name for name, _ in self.module.named_parameters()]
-        self.shapes = [tuple(value.shape) for _, value in self.module.named_parameters()]
-        self.sizes = [value.numel() for _, value in self.module.named_parameters()]
+        trained = self._trained()
+        self.names = list(trained)
+        self.shapes = [tuple(value.shape) for value in trained.values()]
+        self.sizes = [value.numel() for value in trained.values()]
         self.d = sum(self.sizes)
-        self.shares = len(self.names) < sum(1 for _ in self.module.named_parameters(remove_duplicate=False))
+        self.shares = len(self._names()) < len(self._names(twice=True))
         """Whether a parameter has several names, which are looked for in every call only where there are any."""
 
     def __getstate__(self) -> dict[str, Any]:
@@ -84,9 +85,27 @@ class FlatModel:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, lock=threading.RLock())
 
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: value for name, value in self.module.named_parameters() if value.requires_grad}
+
+    def _names(self, twice: bool = False) -> list[str]:
+        """The names of all parameters, of shared ones the first. twice: of these all."""
+        return [name for name, _ in self.module.named_parameters(remove_duplicate=not twice)]
+
     def initial(self) -> Tensor:
-        """The module's own parameters as one vector."""
-        return torch.cat([value.detach().flatten() for _, value in self.module.named_parameters()])
+        """The module's own trained parameters as one vector."""
+        return torch.cat([value.detach().flatten() for value in self._trained().values()])
+
+    def kept(self) -> dict[str, Tensor]:
+        """What nothing trains of the module's state dict: frozen parameters and buffers."""
+        again = {*self._names(twice=True)} - {*self._names()}
+        left_out = again.union(self.names)
+        found = self.module.state_dict()
+        return {name: value for name, value in found.items() if isinstance(value, Tensor) and name not in left_out}
+
+    def state(self, vector: Tensor) -> dict[str, Tensor]:
+        """The module's state dict with the parameters `vector`. A shared parameter has its first name only."""
+        return {**self.tensors(vector), **self.kept()}
 
     def tensors(self, vector: Tensor) -> dict[str, Tensor]:
         """Views of `vector` in the shapes of the parameters; leading dimensions are kept."""

@@ -103,7 +103,7 @@ def _told(worker: Worker, place: WorkerFolder, outcome: WorkerOutcome) -> dict[s
     if outcome.params is not None:
         from safetensors.torch import save
 
-        tensors = FlatModel(worker.model, cross_entropy).tensors(outcome.params)
+        tensors = FlatModel(worker.model, cross_entropy).state(outcome.params)
         write_whole(place.folder / MODEL, save({name: value.clone() for name, value in tensors.items()}))
     epsilon = math.ceil(outcome.epsilon * 1e4) / 1e4 if math.isfinite(outcome.epsilon) else None
     return {

@@ -192,7 +192,7 @@ class Server:
     async def _end(self, now: Serving, already: bool) -> dict[str, Any]:
         """Write the last model and the result, and let workers take it. already: the run was over when it started."""
         result = self._result(now)
-        tensors = self.model.tensors(now.state.params)
+        tensors = self.model.state(now.state.params)
         await now.in_thread(now.store.write_model, tensors)
         now.tell("done", now.why)
         content, _ = now.message(Kind.END, now.reception.next_round)

@@ -127,7 +127,7 @@ class MessageServer(Server):
     def end(self) -> dict[str, Any]:
         """Write the last model and the result."""
         result = self._result(self.now)
-        self.now.store.write_model(self.model.tensors(self.now.state.params))
+        self.now.store.write_model(self.model.state(self.now.state.params))
         self.now.tell("done", self.now.why)
         self.now.store.write_result(result)
         return result

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from noisegate.data import Dataset
+from noisegate.models import frozen_names
 from noisegate.vectors import Loss
 
 BY_NAME = frozenset({"noisegate", "torch", "numpy", "scipy", "sklearn", *sys.stdlib_module_names})
@@ -84,7 +85,8 @@ def digest_run(
     label: takes the place of the code of module, loss and parts.
     """
     code = label if label is not None else (module, loss, parts)
-    return digest_of(examples, list(module.state_dict().items()), code)
+    frozen = frozen_names(module)
+    return digest_of(examples, list(module.state_dict().items()), code, *([frozen] if frozen else []))
 
 
 def digest_data(data: Dataset) -> str:

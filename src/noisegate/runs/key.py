@@ -23,6 +23,7 @@ from noisegate.data import Dataset, own_files, own_path
 from noisegate.errors import DataError, StoreError
 from noisegate.features import Features
 from noisegate.files import parse, read_whole
+from noisegate.models import frozen_names
 from noisegate.runs.features import digest_features, own_features
 from noisegate.runs.identity import digest_of
 from noisegate.runs.modules import own_code
@@ -110,6 +111,9 @@ def fingerprint(
         _add_file(digest, file)
     for module in (model, own.module):
         tensors += [] if module is None else module.state_dict().values()
+        digest.update(
+            "".join(f"frozen {name}" for name in frozen_names(module)).encode() if module is not None else b""
+        )
     for code in own.code:
         digest.update(digest_of(label if label is not None else code).encode())
     if model is not None or loss is not cross_entropy:

@@ -101,7 +101,7 @@ def _model(run: Path, found: Mapping[str, Any]) -> bytes:
     """The content of the published model: the tensors of the run's model, checked and without metadata."""
     path = run / MODEL
     try:
-        content = read_whole(path, NUMBER * int(found["parameters"]) + HEADER)
+        content = read_whole(path, NUMBER * _numbers(found) + HEADER)
         if hashlib.sha256(content).hexdigest() != RunFolder(run).sums().get(MODEL):
             raise StoreError(f"{plain(path)}: is damaged, or not this run's model (its checksum does not fit)")
         tensors = load(content)
@@ -109,11 +109,16 @@ def _model(run: Path, found: Mapping[str, Any]) -> bytes:
         raise StoreError(f"{plain(path)}: is missing, so there is nothing to publish") from None
     except SafetensorError as error:
         raise StoreError(f"{plain(path)}: is damaged ({plain(error)})") from None
-    if sum(value.numel() for value in tensors.values()) != found["parameters"]:
-        raise StoreError(f"{plain(path)}: has another number of parameters than its result says")
+    if sum(value.numel() for value in tensors.values()) != _numbers(found):
+        raise StoreError(f"{plain(path)}: holds not as many numbers as its result says")
     if not all(bool(value.isfinite().all()) for value in tensors.values()):
         raise StoreError(f"{plain(path)}: its numbers are not finite")
     return save(tensors)
+
+
+def _numbers(found: Mapping[str, Any]) -> int:
+    """How many numbers a model's file holds: those that were trained, frozen ones and buffers."""
+    return int(found["parameters"]) + int(found.get("frozen", 0))
 
 
 def _beside(run: Path) -> dict[str, dict[str, Any] | None]:

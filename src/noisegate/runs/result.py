@@ -43,6 +43,7 @@ class Result:
     round, None for a class without test examples. attack_success: share of the test examples of other classes that the
     last model calls the attack's target once they carry its trigger; None for an attack without a trigger. fallback:
     share of the rounds in which the aggregator fell back. features: what examples were turned into; empty if nothing.
+    parameters: how many were trained. frozen: how many numbers of the model were not, its buffers included.
 
     Of the last model, for classes that are uneven: balanced_accuracy, the mean recall of the classes; majority_share,
     the accuracy of whoever always answers the most frequent class; confusion, how many test examples of the class of a
@@ -103,6 +104,7 @@ class Result:
     worker_accuracy: dict[str, float | None] | None = None
     input_shape: list[int] | None = None
     classes: int | None = None
+    frozen: int = 0
     _trained: TrainedModel | StoredModel | None = field(default=None, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -183,6 +185,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         missing=found.missing,
         fallback=found.fallback,
         features=setup.features,
+        frozen=sum(value.numel() for value in federation.mechanism.model.kept().values()),
         **_by_class(exam),
         worker_accuracy=_by_worker(exam, setup.given[0]) if is_given(spec, setup.given[0]) else None,
         attack_success=attack_success(*examined, trigger) if trigger else None,

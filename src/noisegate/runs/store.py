@@ -195,7 +195,7 @@ class RunFolder:
 
     def finish(self, federation: Federation, progress: Progress, result: Mapping[str, Any]) -> None:
         """Write the files of a finished run, the result last."""
-        params = federation.mechanism.model.tensors(progress.state.params.cpu())
+        params = federation.mechanism.model.state(progress.state.params)
         found = progress.reasons, progress.scores, federation.adversary.byzantine, progress.weights
         fallen = None if progress.fell_back is None else progress.fell_back.bool().cpu().numpy()
         fallen = fallen if fallen is not None and fallen.any() else None  # so that other files stay as they were
@@ -204,7 +204,7 @@ class RunFolder:
         files = {
             LINES: _lines(progress),
             VERDICTS: pack_verdicts(verdicts),
-            MODEL: save({name: value.detach().contiguous().clone() for name, value in params.items()}),
+            MODEL: save({name: value.detach().cpu().contiguous().clone() for name, value in params.items()}),
         }
         for name, content in files.items():
             self._write(name, content)

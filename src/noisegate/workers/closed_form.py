@@ -58,13 +58,14 @@ class ClosedForm(Sums):
             start += size
         found, covered = [], 0
         for prefix, module in model.module.named_modules():
-            if not list(module.parameters(recurse=False)):
+            mine = [name for name, value in module.named_parameters(recurse=False) if value.requires_grad]
+            own = {name: f"{prefix}.{name}" if prefix else name for name in mine}
+            if not own:
                 continue
-            own = {name: f"{prefix}.{name}" if prefix else name for name, _ in module.named_parameters(recurse=False)}
             # A shared parameter is listed once: the second owner has a name without a place.
             if not layers.supported(module) or any(name not in places for name in own.values()):
                 return None
-            if own.keys() - {"weight", "bias"}:
+            if "weight" not in own or own.keys() - {"weight", "bias"}:
                 return None
             bias = places[own["bias"]] if "bias" in own else None
             found.append(layers.Layer(module, places[own["weight"]], bias))
