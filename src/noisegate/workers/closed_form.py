@@ -23,6 +23,9 @@ from noisegate.roles import Worker
 from noisegate.vectors import FlatModel, counting, ones
 from noisegate.workers import example_gradients, layers
 from noisegate.workers.direct import SHORTEST, Direct, Sums, one_thread_at_a_time
+from noisegate.workers.lookups import Lookup
+
+Part = layers.Plain | layers.Spread | Lookup
 
 CANCELLATION = 0.25
 """Below this share of (1-b)||g|| + b||m|| a length from the expanded square is not trusted. Above it, an error of e
@@ -51,7 +54,7 @@ class ClosedForm(Sums):
 
     @classmethod
     def of(cls, model: FlatModel, chunk: int = 128) -> "ClosedForm | None":
-        """The closed form of a model, or None if a parameter lies outside Linear and Conv2d or is shared."""
+        """The closed form of a model, or None if a parameter lies outside the layers that have one, or is shared."""
         start, places = 0, {}
         for name, size in zip(model.names, model.sizes, strict=True):
             places[name] = slice(start, start + size)
@@ -127,7 +130,7 @@ class ClosedForm(Sums):
             return self.direct.floats(x, y)
         made = 0
         for layer, (a, delta) in zip(self.layers, traced, strict=True):
-            made += (a.numel() + delta.numel()) * KEPT + (0 if a.ndim == 2 else 2 * layer.size)
+            made += (a.numel() + delta.numel()) * KEPT + _made(layer, a, delta)
         return x[0].numel() + made
 
     @one_thread_at_a_time
@@ -201,7 +204,7 @@ class ClosedForm(Sums):
         pairs: list[tuple[layers.Layer, Tensor, Tensor]] = []
         rows: list[tuple[slice, Tensor]] = []
         for layer, (a, delta) in zip(self.layers, traced, strict=True):
-            if a.ndim == 2:
+            if layer.never_made(a):
                 pairs.append((layer, a.contiguous(), delta.contiguous()))
                 continue
             weight, bias = example_gradients.gradients(layer, a, delta)
@@ -237,7 +240,7 @@ class ClosedForm(Sums):
 
 
 def _mixed_lengths(
-    parts: Sequence[layers.Plain | layers.Spread], groups: layers.Groups, last_uploads: Tensor, ratio: float
+    parts: Sequence[Part], groups: layers.Groups, last_uploads: Tensor, ratio: float
 ) -> tuple[Tensor, Tensor, bool]:
     """Lengths in units of 1-b: (E,) of phi = g + r m, (E,) of both terms laid end to end, whether each m is finite.
 
@@ -264,7 +267,7 @@ def _may_overflow(layer: layers.Layer, a: Tensor) -> bool:
 
     With a bias it is at least |delta|, and where T > 1 weights are multiplied with gradients that were made.
     """
-    return a.ndim == 2 and layer.bias is None
+    return layer.never_made(a) and layer.bias is None
 
 
 def _fits_float32(delta: Tensor, length: Tensor) -> Tensor:
@@ -272,7 +275,18 @@ def _fits_float32(delta: Tensor, length: Tensor) -> Tensor:
     return layers.squared_lengths(delta) <= (LARGEST * length).square()
 
 
-def _part(layer: layers.Layer, a: Tensor, delta: Tensor, groups: layers.Groups) -> layers.Plain | layers.Spread:
-    if a.ndim == 2:
+def _made(layer: layers.Layer, a: Tensor, delta: Tensor) -> int:
+    """Floats of the gradients that are made of one example's inputs and output gradients."""
+    if layer.never_made(a):
+        return 0
+    if isinstance(layer.module, nn.Embedding):  # on a CUDA device whole tables, and where every position looks
+        return 4 * delta.numel() + (2 * layer.size + 3 * a.numel() * len(layer.module.weight) if a.is_cuda else 0)
+    return 2 * layer.size
+
+
+def _part(layer: layers.Layer, a: Tensor, delta: Tensor, groups: layers.Groups) -> Part:
+    if layer.never_made(a):
         return layers.Plain(layer, a, delta, groups)
+    if isinstance(layer.module, nn.Embedding) and not a.is_cuda:  # where `Lookup` would add in no fixed order
+        return Lookup.of(layer, a, delta, groups)
     return layers.Spread(layer, *example_gradients.gradients(layer, a, delta), groups)

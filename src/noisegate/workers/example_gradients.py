@@ -1,4 +1,4 @@
-"""The gradient of every example at a layer that sees T > 1 positions of it, such as a convolution."""
+"""The gradient of every example at a layer that sees T > 1 positions of it, such as a convolution, or normalizes."""
 
 from collections.abc import Iterator
 
@@ -9,13 +9,21 @@ from torch.nn.grad import conv2d_weight
 
 from noisegate import kernels
 from noisegate.workers.layers import Layer
+from noisegate.workers.lookups import tables
 
 BLOCK = {"cpu": 2**23, "cuda": 2**27}
 """Most floats that the inputs of one block of examples may take when unfolded: what fits a cache, or fills a GPU."""
 
 
 def gradients(layer: Layer, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
-    """T > 1: (weight gradients (E, O*K), bias gradients (E, O)). In blocks, since unfolded inputs are larger."""
+    """(Weight gradients (E, O*K), bias gradients (E, O)) where T > 1; (E, K) both of a normalization layer.
+
+    In blocks, since unfolded inputs are larger.
+    """
+    if isinstance(layer.module, nn.GroupNorm | nn.LayerNorm):
+        return _of_normalization(layer.module, a, delta)
+    if isinstance(layer.module, nn.Embedding):
+        return tables(layer, a, delta), delta.new_zeros(len(delta), 0)
     weight, bias = zip(*_blocks(layer, a, delta), strict=True)
     return (weight[0], bias[0]) if len(weight) == 1 else (torch.cat(weight), torch.cat(bias))
 
@@ -31,6 +39,18 @@ def _blocks(layer: Layer, a: Tensor, delta: Tensor) -> Iterator[tuple[Tensor, Te
     size = max(1, BLOCK[a.device.type] // unfolded)
     for some_a, some_delta in zip(a.split(size), delta.split(size), strict=True):
         yield _gradients(module, some_a, some_delta, by_convolution=not a.is_cuda)
+
+
+def _of_normalization(module: nn.GroupNorm | nn.LayerNorm, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+    """The output is the normalized input times the weight, plus the bias, at every position."""
+    if isinstance(module, nn.GroupNorm):  # positions last
+        normal = functional.group_norm(a, module.num_groups, eps=module.eps)
+        delta, normal = delta.reshape(*a.shape[:2], -1), normal.reshape(*a.shape[:2], -1)
+        return (delta * normal).sum(2), delta.sum(2)
+    normal = functional.layer_norm(a, module.normalized_shape, eps=module.eps)
+    size = torch.Size(module.normalized_shape).numel()
+    delta, normal = delta.reshape(len(a), -1, size), normal.reshape(len(a), -1, size)
+    return (delta * normal).sum(1), delta.sum(1)
 
 
 def _by_kernel(module: nn.Conv2d, a: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:

@@ -3,7 +3,8 @@
 The gradient of example j at a layer with inputs a_j (T positions x K values, T = 1 for a plain Linear) and output
 gradients delta_j (T x O) is delta_j' a_j, an O x K matrix. When T = 1 its length and its inner product with a matrix
 are cheaper than the matrix itself, which is never made. When T > 1 the matrices of this layer are made, once
-(`example_gradients`).
+(`example_gradients`). So are the gradients of the weights by which normalization layers multiply: they are few. Those
+of an embedding are mostly zeros (`lookups`).
 """
 
 import itertools
@@ -29,7 +30,7 @@ LARGE_PRODUCT = 2**12
 class Layer:
     """A module that owns parameters, and where they lie in the flat vector."""
 
-    module: nn.Linear | nn.Conv2d
+    module: nn.Linear | nn.Conv2d | nn.GroupNorm | nn.LayerNorm | nn.Embedding
     weight: slice
     bias: slice | None
 
@@ -42,6 +43,10 @@ class Layer:
     def begins(self) -> tuple[int, int | None]:
         """Where its weight and its bias begin."""
         return self.weight.start, None if self.bias is None else self.bias.start
+
+    def never_made(self, a: Tensor) -> bool:
+        """Whether the gradients for inputs `a` need not be made: of a Linear layer that sees one position."""
+        return a.ndim == 2 and isinstance(self.module, nn.Linear)
 
     def matrix(self, vectors: Tensor) -> Tensor:
         """(n, O, K) views of the weight's place in (n, d) vectors."""
@@ -206,10 +211,10 @@ class Plain:
 
 @dataclass(frozen=True)
 class Spread:
-    """T > 1: this layer's gradients, made once."""
+    """T > 1, or a normalization layer: this layer's gradients, made once."""
 
     layer: Layer
-    weight: Tensor  # (E, O*K)
+    weight: Tensor  # (E, O*K), or one number for each channel
     bias: Tensor  # (E, O)
     groups: Groups
 
@@ -265,11 +270,8 @@ def squared_lengths(vectors: Tensor) -> Tensor:
 
 def supported(module: nn.Module) -> bool:
     """Whether this module's own parameters have a closed form here."""
-    if type(module) is nn.Linear:
-        return True
-    return (
-        type(module) is nn.Conv2d
-        and module.groups == 1
-        and module.padding_mode == "zeros"
-        and not isinstance(module.padding, str)
-    )
+    if type(module) is nn.Conv2d:
+        return module.groups == 1 and module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    if type(module) is nn.Embedding:  # the others count over the batch, change the table as they look, or are sparse
+        return not module.scale_grad_by_freq and module.max_norm is None and not module.sparse
+    return type(module) in (nn.Linear, nn.GroupNorm, nn.LayerNorm)
