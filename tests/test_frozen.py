@@ -72,6 +72,14 @@ def test_only_the_head_is_trained_and_all_of_the_model_is_kept(tmp_path):
     trained = Backboned(seed=7)
     trained.load_state_dict(kept)
     data = prepare(Spec(**SMALL), ONE)
+    assert same(result.model.state_dict(), kept)
+    assert [name for name, each in result.model.named_parameters() if each.requires_grad] == [
+        "head.weight",
+        "head.bias",
+    ]
+    stored = noisegate.load(out, model=Backboned(seed=9))  # whose own backbone is another
+    assert same(stored.model.state_dict(), kept)
+    assert torch.equal(stored.predict(data.x_test), result.predict(data.x_test))
     right = (trained.eval()(data.x_test).argmax(1) == data.y_test).double().mean()
     assert float(right) == result.accuracy  # what was evaluated is what was kept
 

@@ -106,7 +106,7 @@ def sizes(module: nn.Module) -> int:
 @pytest.mark.parametrize(("name", "d"), [("build", 685), ("of_nothing", 650), ("Net", 650), ("ready", 650)])
 def test_a_model_of_a_file_is_trained_and_named(mine, name, d):
     result = noisegate.run(Spec(model=f"mine.py:{name}", **SMALL), compute=ONE)
-    assert (result.model, result.parameters) == (f"mine.py:{name}", d)
+    assert (result.model_name, result.parameters) == (f"mine.py:{name}", d)
     assert result.spec["model"] == f"mine.py:{name}"
 
 
@@ -116,7 +116,7 @@ def test_a_model_of_a_package_is_trained(mine, monkeypatch):
     (mine.parent / "hospital" / "nets.py").write_text(FILE.format(scale=1.0))
     monkeypatch.syspath_prepend(str(mine.parent))
     result = noisegate.run(Spec(model="hospital.nets:build", loss="hospital.nets:loss", **SMALL), compute=ONE)
-    assert (result.model, result.parameters) == ("hospital.nets:build", 685)
+    assert (result.model_name, result.parameters) == ("hospital.nets:build", 685)
 
 
 @pytest.mark.parametrize(

@@ -73,11 +73,15 @@ class StoredModel:
         model = FlatModel(self._module(result), classes=result.classes)
         tensors = self._tensors()
         wanted = dict(zip(model.names, model.shapes, strict=True))
-        if {name: tuple(value.shape) for name, value in tensors.items()} != wanted:
+        kept = {name: tuple(value.shape) for name, value in model.kept().items()}
+        found = {name: tuple(value.shape) for name, value in tensors.items()}
+        # Earlier versions wrote what was trained, without buffers; frozen parameters they did not have.
+        if found not in (wanted, {**wanted, **kept}):
             raise SpecError(
                 f"{plain(self.folder)}: what was trained does not fit the module, whose parameters have other names or "
                 "shapes; give the module that was trained"
             )
+        model.module.load_state_dict({name: tensors[name] for name in kept.keys() & tensors.keys()}, strict=False)
         params = torch.cat([tensors[name].flatten().to(torch.float32) for name in model.names])
         return TrainedModel(model, params, self._features(result))
 
