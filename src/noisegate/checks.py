@@ -115,14 +115,20 @@ def fraction(**settings: Any) -> None:
     """Each setting must be at least 0 and below 1."""
     for name, value in settings.items():
         if not (_number(value) and 0 <= value < 1):
-            raise refuse(name, value, "must be at least 0 and below 1")
+            raise refuse(name, value, f"must be at least 0 and below 1{as_share(value)}")
 
 
 def share(**settings: Any) -> None:
     """Each setting must lie between 0 and 1, both allowed."""
     for name, value in settings.items():
         if not (_number(value) and 0 <= value <= 1):
-            raise refuse(name, value, "must lie between 0 and 1")
+            raise refuse(name, value, f"must lie between 0 and 1{as_share(value)}")
+
+
+def as_share(value: object) -> str:
+    """What a percentage would be as a share."""
+    percent = _number(value) and isinstance(value, int | float) and 1 < value < 100
+    return f" (did you mean {value / 100:g}?)" if percent else ""  # type: ignore[operator]  # a number, as was found
 
 
 def one_of(choices: Iterable[Any], **settings: Any) -> None:
@@ -134,8 +140,22 @@ def one_of(choices: Iterable[Any], **settings: Any) -> None:
 
 
 def guess(value: object, known: Iterable[Any]) -> str:
-    """` (did you mean 'x'?)` for the closest known word, or nothing."""
+    """` (did you mean 'x'?)` for the closest known word, whatever the case, or nothing."""
     if not isinstance(value, str) or len(value) > MOST_SHOWN:
         return ""
-    close = difflib.get_close_matches(value, [str(word) for word in known], n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    words = {_even(str(word)): str(word) for word in known}
+    close = difflib.get_close_matches(_even(value), words, n=1)
+    return f" (did you mean {words[close[0]]!r}?)" if close else ""
+
+
+def _even(word: str) -> str:
+    return word.casefold().replace("_", "-").replace(" ", "-")
+
+
+def rounded(number: float, places: int) -> str:
+    """A number with so many decimal places; with two digits that count, where those would show nothing but 0.
+
+    >>> rounded(1.9996, 3), rounded(0.000123, 3), rounded(0.0, 3)
+    ('2.000', '0.00012', '0.000')
+    """
+    return f"{number:.{places}f}" if number == 0 or abs(number) >= 0.5 * 10.0**-places else f"{number:.2g}"

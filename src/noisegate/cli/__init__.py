@@ -88,13 +88,17 @@ def _status() -> int:
 
 
 def _show(others: Callable[..., None]) -> Callable[..., None]:
-    """Shows a warning of noisegate in one line. others: shows those of libraries."""
+    """Shows a warning of noisegate in one line, and once. others: shows those of libraries."""
+    shown = set[str]()
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, OneClassWarning):
             return  # each command tells of it in its own way, and of the run that it is for
         if issubclass(category, NoisegateWarning):
-            print(plain(f"noisegate: warning: {message}")[:MOST_LINE], file=sys.stderr)
+            line = plain(f"noisegate: warning: {message}")[:MOST_LINE]
+            if line not in shown:
+                shown.add(line)
+                print(line, file=sys.stderr)
         else:
             others(message, category, *place, **more)
 

@@ -5,6 +5,7 @@ import json
 import typer
 
 from noisegate.audit import Audit, audit, write_audit
+from noisegate.checks import rounded
 from noisegate.cli.bar import bar_of_rounds
 from noisegate.cli.records import AuditFlags
 from noisegate.cli.terminal import Console
@@ -36,8 +37,9 @@ def show(found: Audit) -> None:
     """The findings in lines: what was claimed, what was tried, the verdict last."""
     claim = found.claim
     print(
-        f"claimed: epsilon {claim.epsilon:.3f} at delta {claim.delta:.3g} for one example, {claim.sampling.relation}, "
-        f"over {claim.rounds} rounds at rate {claim.rate:.4g} with noise {claim.sigma:.3f} ({claim.accountant.upper()})"
+        f"claimed: epsilon {rounded(claim.epsilon, 3)} at delta {claim.delta:.3g} for one example, "
+        f"{claim.sampling.relation}, over {claim.rounds} rounds at rate {claim.rate:.4g} "
+        f"with noise {claim.sigma:.3f} ({claim.accountant.upper()})"
     )
     for check in found.checks:
         print(f"{'REFUTED' if check.refuted else 'passed':8} {check.name}: {check.found}")

@@ -8,6 +8,7 @@ from typing import Any
 from rich.live import Live
 from rich.table import Table
 
+from noisegate.checks import rounded
 from noisegate.cli.bar import SILENCE
 from noisegate.cli.terminal import Console
 from noisegate.deploy.status import ServerStatus, WorkerStatus
@@ -135,7 +136,7 @@ def show_outcome(found: dict[str, Any], console: Console) -> None:
         rows.append(("hostile weight", f"{found['hostile_weight']:.1%}", share))
     if spent:
         note = f"the most that an honest worker spent of {found['epsilon']:g}, delta {found['delta']:.2g}"
-        rows.append(("epsilon", f"{max(spent):.4f}", f"{note}, sigma {found['sigma']:.3f}"))
+        rows.append(("epsilon", rounded(max(spent), 4), f"{note}, sigma {found['sigma']:.3f}"))
     rows.append(("time", f"{found['seconds']:.1f} s", f"{found['rounds']} rounds judged"))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
@@ -149,7 +150,7 @@ def show_outcome(found: dict[str, Any], console: Console) -> None:
         each.add_column(name, justify="left" if name == "worker" else "right")
     for name, one in workers.items():
         counts = [str(one["rounds"][word]) for word in ("used", "refused", "missing")]
-        cost = "–" if one["epsilon"] is None else f"{one['epsilon']:.4f}"
+        cost = "–" if one["epsilon"] is None else rounded(one["epsilon"], 4)
         each.add_row(f"{name}{' (hostile)' if one['hostile'] else ''}", f"{one['weight']:.3f}", *counts, cost)
     console.print(each)
     console.print(f"written to {found['out']}", style="dim", soft_wrap=True)

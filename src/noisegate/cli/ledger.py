@@ -128,16 +128,18 @@ def _show(told: dict[str, Any]) -> None:
             span = f"{each['first_round']} to {each['last_round']}" if each["charged"] else "none"
             names = each["run"][:SHORT], each["title"], each["server"][:SHORT]
             numbers = f"{each['sigma']:g}", f"{each['rate']:.4g}", f"{each['charged']}"
-            table.add_row(*names, *numbers, span, f"{each['epsilon']:.4f}")
+            table.add_row(*names, *numbers, span, checks.rounded(each["epsilon"], 4))
         console.print(table)
-    say = f"all together: epsilon {told['epsilon']:.4f} at delta {told['delta']:g}, by PLD"
+    say = f"all together: epsilon {checks.rounded(told['epsilon'], 4)} at delta {told['delta']:g}, by PLD"
     if told["left"] is not None:
         say += f"; {told['left']:.4f} left of {told['budget']:g}"
     elif told["budget"] is not None:
         say += f"; the policy's budget is epsilon {told['budget']:g} at delta {told['budget_delta']:g}"
     console.print(say, soft_wrap=True, highlight=False)
     if told["epsilon"]:
-        choices = f"if later terms were chosen by earlier results: epsilon {told['epsilon_by_choices']:.4f}"
+        choices = (
+            f"if later terms were chosen by earlier results: epsilon {checks.rounded(told['epsilon_by_choices'], 4)}"
+        )
         console.print(f"{choices}, by the Renyi order {told['order']:g} alone", soft_wrap=True, highlight=False)
     changes = f", changed {len(told['data']) - 1} times" if len(told["data"]) > 1 else ""
     data = f"data {told['data'][-1][:SHORT]}{changes}; " if told["data"] else ""

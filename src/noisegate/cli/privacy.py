@@ -56,7 +56,9 @@ def show_privacy(flags: PrivacyFlags) -> None:
 def in_other_ways(epsilon_at_1e_5: float | None, mu: float | None) -> str:
     """The same noise, said at a common delta and for all deltas at once."""
     common = (
-        "epsilon at delta 1e-5 unknown" if epsilon_at_1e_5 is None else f"epsilon at delta 1e-5 {epsilon_at_1e_5:.4f}"
+        "epsilon at delta 1e-5 unknown"
+        if epsilon_at_1e_5 is None
+        else f"epsilon at delta 1e-5 {checks.rounded(epsilon_at_1e_5, 4)}"
     )
     if mu is None:
         return common
@@ -64,7 +66,7 @@ def in_other_ways(epsilon_at_1e_5: float | None, mu: float | None) -> str:
 
 
 def _show(found: Guarantee, groups: dict[int, float]) -> None:
-    print(f"sigma {found.sigma:.4f}   epsilon {found.epsilon:.4f}   delta {found.delta:.3g}")
+    print(f"sigma {found.sigma:.4f}   epsilon {checks.rounded(found.epsilon, 4)}   delta {found.delta:.3g}")
     print(in_other_ways(found.epsilon_at_1e_5, found.mu))
     declared = "declared" if found.sampling == "poisson" else "held"
     print(
@@ -73,5 +75,6 @@ def _show(found: Guarantee, groups: dict[int, float]) -> None:
     )
     for size, spent in groups.items():
         print(
-            f"group of {size} examples of one worker, added or removed together: epsilon {spent:.4f} at the same delta"
+            f"group of {size} examples of one worker, added or removed together: epsilon {checks.rounded(spent, 4)} at "
+            "the same delta"
         )

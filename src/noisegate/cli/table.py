@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from noisegate.checks import rounded
 from noisegate.cli.terminal import Console
 from noisegate.privacy import IN_WORDS
 from noisegate.privacy.statement import COMMON_DELTA
@@ -157,11 +158,11 @@ def _promise(result: Result, cost: Bill) -> Iterator[Row]:
         relation = IN_WORDS[result.spec["sampling"]]
         yield (
             "epsilon",
-            f"{result.epsilon:.3f}",
+            rounded(result.epsilon, 3),
             f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {by}; {relation}",
         )
         if result.epsilon_at_1e_5 is not None and result.delta != COMMON_DELTA:
-            yield "  at delta 1e-5", f"{result.epsilon_at_1e_5:.3f}", "epsilon of the same noise"
+            yield "  at delta 1e-5", rounded(result.epsilon_at_1e_5, 3), "epsilon of the same noise"
         if result.mu is not None:
             yield "  mu", f"{result.mu:.3f}", "at least as private as mu-GDP at every delta of 1e-10 or more"
     if cost.epsilon is None:
@@ -171,7 +172,7 @@ def _promise(result: Result, cost: Bill) -> Iterator[Row]:
             "all its copies" if cost.trainings == 1 else f"all {cost.trainings} trainings of this command on this data"
         )
         all_of = f"what an example pays for {runs}"
-        yield "  together", f"{cost.epsilon:.3f}", f"{all_of}, at delta {cost.delta:.2g}"
+        yield "  together", rounded(cost.epsilon, 3), f"{all_of}, at delta {cost.delta:.2g}"
 
 
 def _assumption(result: Result) -> str:

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from noisegate.checks import rounded
 from noisegate.report import run_charts
 from noisegate.report.charts import GROUP_NAMES, MEANINGS
 from noisegate.report.folders import RunRecord, number
@@ -101,7 +102,7 @@ def _headline(record: RunRecord) -> list[tuple[str, str, str]]:
     if result["sigma"] == 0:
         shown.append(("epsilon", "none", "sigma is 0: nothing is private"))
     else:
-        shown.append(("epsilon", f"{result['epsilon']:.3f}", f"delta {result['delta']:.2g}, {by}"))
+        shown.append(("epsilon", rounded(result["epsilon"], 3), f"delta {result['delta']:.2g}, {by}"))
     shown += success(record) + _uploads(result)
     if number(result.get("seconds")) and number(result.get("ms_per_round")):
         shown.append(("time", f"{result['seconds']:.1f} s", f"{result['ms_per_round']:.1f} ms a round"))
@@ -277,9 +278,11 @@ def _privacy(page: Page, record: RunRecord) -> None:
         page.section("Privacy spent", paragraph(spent.note))
         return
     numbers = table(
-        ["rounds", "epsilon"], [(at, f"{cost:.4f}") for at, cost in zip(spent.rounds, spent.epsilons, strict=True)]
+        ["rounds", "epsilon"], [(at, rounded(cost, 4)) for at, cost in zip(spent.rounds, spent.epsilons, strict=True)]
     )
-    label = f"Epsilon over the rounds: 0 before the first, {spent.epsilons[-1]:.3f} after round {spent.rounds[-1]}"
+    label = (
+        f"Epsilon over the rounds: 0 before the first, {rounded(spent.epsilons[-1], 3)} after round {spent.rounds[-1]}"
+    )
     page.section("Privacy spent", page.chart(run_charts.privacy(spent), label, spent.note, numbers))
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from noisegate import privacy
+from noisegate.checks import rounded
 from noisegate.data import own_path
 from noisegate.errors import PrivacyError
 from noisegate.privacy import Cost
@@ -50,7 +51,7 @@ class Bill:
         more = f"; {self.broken} more that failed may have spent up to a whole run each" if self.broken else ""
         if self.epsilon is None:
             return f"privacy: {runs} on {self.data} have no epsilon together: {self.note}{more}"
-        spent = f"epsilon {self.epsilon:.3f} together, at delta {self.delta:.2g}"
+        spent = f"epsilon {rounded(self.epsilon, 3)} together, at delta {self.delta:.2g}"
         return f"privacy: {runs} on {self.data} cost an example {spent}{more}"
 
 

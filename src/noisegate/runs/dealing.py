@@ -1,5 +1,7 @@
 """Who holds which examples: the server, the honest workers, and the Byzantine ones."""
 
+import math
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor, nn
 
 from noisegate import data
 from noisegate.data import Dataset
-from noisegate.errors import DataError, SpecError
+from noisegate.errors import DataError, NoisegateWarning, SpecError
 from noisegate.runs.spec import Spec
 from noisegate.streams import stream
 
@@ -51,7 +53,8 @@ def deal(spec: Spec, dataset: Dataset, source: Dataset, honest: int) -> Dealt:
     pool = pool if source is dataset else torch.arange(len(dataset.y))
     parts = [pool[part] for part in _partition(spec, dataset, pool, honest)]
     rng, each = stream(spec.seed, "byzantine-data"), len(pool) // honest
-    parts += [pool[torch.randperm(len(pool), generator=rng)[:each]] for _ in range(spec.count_byzantine(honest))]
+    byzantine = _count_byzantine(spec, honest)
+    parts += [pool[torch.randperm(len(pool), generator=rng)[:each]] for _ in range(byzantine)]
     places = torch.randperm(len(parts), generator=stream(spec.seed, "positions"))
     return Dealt(dataset, source, aux, [parts[place] for place in places.tolist()], places >= honest)
 
@@ -117,3 +120,13 @@ def copies(spec: Spec, dealt: Dealt) -> int:
         part for part, byzantine in zip(dealt.parts, dealt.byzantine.tolist(), strict=True) if behave or not byzantine
     ]
     return int(torch.cat(held).bincount().max())
+
+
+def _count_byzantine(spec: Spec, honest: int) -> int:
+    """How many workers are Byzantine. A share that is less than one worker is allowed, and rarely meant."""
+    byzantine = spec.count_byzantine(honest)
+    if spec.byzantine > 0 and byzantine == 0:
+        least = math.ceil(100 * 0.5 / (honest + 0.5)) / 100
+        text = f"byzantine = {spec.byzantine:g}: is less than one worker beside {honest} honest ones, so nobody attacks"
+        warnings.warn(f"{text}; give {least:g} or more, or more workers", NoisegateWarning, stacklevel=2)
+    return byzantine

@@ -152,7 +152,7 @@ class Spec:
             raise checks.refuse("accountant", "pld", 'cannot price sampling = "fixed"; use accountant = "rdp"')
         delta_of(self.delta, self.declared or 2)
         if self.gamma is not None and not 0 < self.gamma <= 1:
-            raise checks.refuse("gamma", self.gamma, "must be above 0 and at most 1")
+            raise checks.refuse("gamma", self.gamma, f"must be above 0 and at most 1{checks.as_share(self.gamma)}")
         checks.one_of(ACCOUNTANTS, accountant=self.accountant)
         checks.one_of(SAMPLINGS, sampling=self.sampling)
         checks.count(batch=self.batch, auxiliary=self.auxiliary)
