@@ -46,5 +46,9 @@ class NoisegateWarning(UserWarning):
     """Something that is allowed, and rarely meant."""
 
 
+class SlowWarning(NoisegateWarning):
+    """A long run makes every example's gradient by itself, which another model would not need."""
+
+
 class OneClassWarning(NoisegateWarning):
     """A model predicts nearly one class, which its accuracy does not show."""

@@ -13,7 +13,7 @@ from torch import nn
 from noisegate.checks import plain
 from noisegate.compute import Compute
 from noisegate.data import Dataset
-from noisegate.errors import OneClassWarning, StoreError
+from noisegate.errors import OneClassWarning, SlowWarning, StoreError
 from noisegate.features import Features
 from noisegate.models import check_module
 from noisegate.roles import trigger_of
@@ -23,6 +23,7 @@ from noisegate.runs.key import Fingerprint, fingerprint
 from noisegate.runs.measures import Metrics, functions_of
 from noisegate.runs.result import Result, stored, summarize
 from noisegate.runs.setup import Setup, SharedData, prepare
+from noisegate.runs.slow import slow
 from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder
 from noisegate.simulate import Progress, Training, side_by_side, start
@@ -70,7 +71,7 @@ def run(
     spec names; and `label`, which stands for the code of model, loss and features where it cannot be read: runs with
     other code need another one, or they share noise; and `metrics`, which are measured in the end beside those of the
     spec: functions of (scores, labels) by their names, or a list of names. Warns (OneClassWarning) of a model that
-    predicts nearly one class where its accuracy hides it.
+    predicts nearly one class where its accuracy hides it, and (SlowWarning) before a long run whose model is slow.
     """
     spec, compute = spec or Spec(), compute or Compute()
     given = Inputs(**inputs)
@@ -93,6 +94,8 @@ def run(
                     return found
                 folder.begin(spec, resume, setup.x_test.device)
                 progress = (folder.checkpoint(setup.federation) or progress).skip_reserved()
+            if line := slow(setup.federation, setup.federation.schedule.rounds - progress.rounds):
+                warnings.warn(line, SlowWarning, stacklevel=2)
             result = _play(spec, setup, progress, folder, watch, compute.graph)
     if misleading := imbalance.hidden(result.as_dict()):
         warnings.warn(misleading, OneClassWarning, stacklevel=2)

@@ -9,6 +9,7 @@ from noisegate.workers.company import Company
 from noisegate.workers.direct import Direct, Sums, contributions, per_example_gradients
 from noisegate.workers.momentum import ClippedMomentum
 from noisegate.workers.normalized import Normalized
+from noisegate.workers.owners import FAST
 from noisegate.workers.private import Private
 from noisegate.workers.signs import MaSign, SignGaussian, SignRandomized
 from noisegate.workers.sums import choose_sums, contributions_of, fill_with_noise, mean_gradient, rounded_sensitivity
@@ -23,6 +24,7 @@ WORKERS: dict[str, Callable[..., Any]] = {
 }
 
 __all__ = [
+    "FAST",
     "WORKERS",
     "Clipped",
     "ClippedMomentum",

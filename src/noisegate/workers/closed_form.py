@@ -24,6 +24,7 @@ from noisegate.vectors import FlatModel, counting, ones
 from noisegate.workers import example_gradients, layers
 from noisegate.workers.direct import SHORTEST, Direct, Sums, one_thread_at_a_time
 from noisegate.workers.lookups import Lookup
+from noisegate.workers.owners import owners
 
 Part = layers.Plain | layers.Spread | Lookup
 
@@ -55,25 +56,8 @@ class ClosedForm(Sums):
     @classmethod
     def of(cls, model: FlatModel, chunk: int = 128) -> "ClosedForm | None":
         """The closed form of a model, or None if a parameter lies outside the layers that have one, or is shared."""
-        start, places = 0, {}
-        for name, size in zip(model.names, model.sizes, strict=True):
-            places[name] = slice(start, start + size)
-            start += size
-        found, covered = [], 0
-        for prefix, module in model.module.named_modules():
-            mine = [name for name, value in module.named_parameters(recurse=False) if value.requires_grad]
-            own = {name: f"{prefix}.{name}" if prefix else name for name in mine}
-            if not own:
-                continue
-            # A shared parameter is listed once: the second owner has a name without a place.
-            if not layers.supported(module) or any(name not in places for name in own.values()):
-                return None
-            if "weight" not in own or own.keys() - {"weight", "bias"}:
-                return None
-            bias = places[own["bias"]] if "bias" in own else None
-            found.append(layers.Layer(module, places[own["weight"]], bias))
-            covered += len(own)
-        return cls(model, tuple(found), Direct(model, chunk)) if found and covered == len(places) else None
+        found, why = owners(model)
+        return None if why else cls(model, tuple(found), Direct(model, chunk))
 
     def trace(self, params: Tensor, x: Tensor, y: Tensor) -> list[tuple[Tensor, Tensor]] | None:
         """(inputs, output gradients) of every layer, or None if one was not called exactly once."""

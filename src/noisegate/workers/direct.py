@@ -81,10 +81,11 @@ class Sums(ABC):
 
 @dataclass(frozen=True)
 class Direct(Sums):
-    """Sums by way of every single gradient; at most `chunk` of them exist at once."""
+    """Sums by way of every single gradient; at most `chunk` of them exist at once. why: not by the closed form."""
 
     model: FlatModel
     chunk: int = 128
+    why: str = ""
 
     def floats(self, x: Tensor, y: Tensor) -> int:
         """Its own numbers: gradients are made so many at a time, however many there are."""

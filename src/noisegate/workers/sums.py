@@ -18,6 +18,7 @@ from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.company import Company, closed_form_if_sound
 from noisegate.workers.direct import Direct, Sums, per_example_gradients
 from noisegate.workers.not_private import NotPrivate
+from noisegate.workers.owners import FAST, owners, why_untraceable
 from noisegate.workers.sight import FAILURES, SUSPECT, differ, first_line
 
 WAYS = ("auto", "closed-form", "direct")
@@ -49,10 +50,15 @@ def choose_sums(
     closed = closed_form_if_sound(model, params, x, y, company or Company(), closed)
     if closed is None and way == "closed-form":
         raise SpecError(
-            "sums = 'closed-form': this model has none (its parameters must belong to Linear and Conv2d layers that "
-            "are each called once); use 'auto' or 'direct'"
+            f"sums = 'closed-form': this model has none, since {why_not(model)}. Layers with one are {FAST}, each "
+            "called once; use 'auto' or 'direct'"
         )
-    return closed or Direct(model, chunk)
+    return closed or Direct(model, chunk, why_not(model) if way == "auto" else "")
+
+
+def why_not(model: FlatModel) -> str:
+    """Why a model goes the direct way."""
+    return owners(model)[1] or why_untraceable(model.module)
 
 
 def _check_one(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> None:
