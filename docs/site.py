@@ -2,13 +2,15 @@
 
 On a code host a page may link to any file of the repository. A site has what is in docs/ only. So whatever a page
 links to is added to the site: the README as the home page, another Markdown file as a page, a picture or a table of
-numbers as it is, any other file as a page that shows it, and a folder as its README or as a list of its files. The
-links are rewritten. One to a file that is not there stays as it is, and `mkdocs build --strict` refuses it.
+numbers as it is, a notebook or any other file as a page that shows it, and a folder as its README or as a list of its
+files. The links are rewritten. One to a file that is not there stays as it is, and `mkdocs build --strict` refuses it.
 """
 
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -25,7 +27,10 @@ LINK = re.compile(r"(?P<text>!?\[[^\]]*\]\()(?P<target>[^)\s]+)(?=\)|\s)")
 PLAYED = re.compile(r"^<!--\s*test:.*?-->\n", re.MULTILINE)
 """How tests/test_pages.py plays the block below: not for readers."""
 
-RAW = {".csv", ".jsonl", ".json", ".svg", ".png", ".html", ".ipynb"}
+RAW = {".csv", ".jsonl", ".json", ".svg", ".png", ".html"}
+LINKING = {".md", ".ipynb"}
+"""Kinds of pages whose links are followed and rewritten."""
+
 LANGUAGES = {".py": "python", ".toml": "toml", ".service": "ini", ".yml": "yaml"}
 LONGEST = 200_000
 """Bytes of a file that is shown as a page; a longer one is copied as it is."""
@@ -46,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = waiting.pop()
         for target in _links(page.read_text(encoding="utf-8")):
             path = _target(page, target)
-            if path and not _in_docs(path) and _add(path, files, config) and path.suffix == ".md":
+            if path and not _in_docs(path) and _add(path, files, config) and path.suffix in LINKING:
                 waiting.append(path)
     return files
 
@@ -54,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrites the links of a page, and takes out what only the tests read."""
     origin = _origin.get(page.file.src_uri)
-    if origin is None or origin.suffix != ".md":
+    if origin is None or origin.suffix not in LINKING:
         return markdown
     here = os.path.dirname(page.file.src_uri)
 
@@ -130,8 +135,22 @@ def _shown(path: Path) -> str:
             f"* [{each.name}]({os.path.relpath(_address(each), here)})\n" for each in _of_folder(path)
         )
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".ipynb":
+        return head.partition("# ")[0] + _notebook(json.loads(text))
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
     return f"{head}{fence}{LANGUAGES.get(path.suffix, 'text')}\n{text.rstrip()}\n{fence}\n"
+
+
+def _notebook(notebook: dict[str, Any]) -> str:
+    """The cells of a notebook, each code cell followed by what it printed."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            shown = "".join(output.get("text") or output["data"]["text/plain"]).rstrip()
+            parts.append(f"```text\n{shown}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def _of_folder(path: Path) -> list[Path]:

@@ -1,5 +1,7 @@
 """What the pages show as output is what their code prints. `make outputs` writes it anew, `make docs` compares.
 
+`PYTHONPATH=tests python tests/docs/outputs.py README.md` writes that of one page or notebook.
+
 A block below `<!-- test: output -->` is the standard output of the block before it, of its last line if that one has
 several commands. The blocks of a page are played in their order and in one folder, as tests/test_pages.py plays them,
 but each in a process of its own, as a reader would. Words must be the same; numbers may differ as far as they do
@@ -13,12 +15,16 @@ import sys
 import tempfile
 from pathlib import Path
 
+from notebooks import NOTEBOOKS, executed, written
 from scripts import ROOT
 from test_pages import FENCE, PAGES
 
 SHOWN = re.compile(r"^<!-- test: output -->$", re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?")
-FREE = re.compile(r"[\d.]+ (?:ms|s|minutes|seconds)\b|(?<=-)[0-9a-f]{12}\b|[0-9a-f]{16,}")
+FREE = re.compile(r"[\d.]+ (?:ms|s|minutes|seconds)\b|\b(?=[a-f]*\d)[0-9a-f]{10,}\b")
+HERE = "skip, played by make outputs"
+"""Above a block that takes long, or is no command of noisegate's alone: tests/test_pages.py leaves it out."""
+
 NEAR, FAR = 0.08, 0.25
 """How far numbers may be apart: by this much, or by this share of the larger one."""
 
@@ -29,7 +35,10 @@ def pages() -> list[Path]:
 
 
 def replayed(page: Path) -> str:
-    """The text of a page, with its outputs as they are now."""
+    """The text of a page or of a notebook, with its outputs as they are now."""
+    if page.suffix == ".ipynb":
+        with tempfile.TemporaryDirectory() as folder:
+            return written(executed(page, Path(folder)))
     text = page.read_text(encoding="utf-8")
     blocks = list(FENCE.finditer(text))
     last = max(place for place, found in enumerate(blocks) if found["how"] == "output")
@@ -40,6 +49,8 @@ def replayed(page: Path) -> str:
             if how == "output":
                 parts += [text[end : found.start("body")], printed]
                 end = found.end("body")
+            elif how == HERE:
+                printed = _played(found, Path(folder), "")
             elif not how.startswith("skip,"):
                 printed = _played(found, Path(folder), how)
     return "".join([*parts, text[end:]])
@@ -69,7 +80,7 @@ def _run(line: str, folder: Path) -> str:
     )
     if done.returncode:
         raise RuntimeError(f"{line}: exit status {done.returncode}: {done.stderr}")
-    return "".join(f"{row.rstrip()}\n" for row in done.stdout.splitlines())
+    return "".join(f"{row.rstrip()}\n" for row in done.stdout.replace(f"{folder}/", "").splitlines())
 
 
 def words_of(text: str) -> str:
@@ -88,6 +99,7 @@ def near(shown: float, printed: float) -> bool:
 
 
 if __name__ == "__main__":
-    for each in pages():
+    named = {Path(name).resolve() for name in sys.argv[1:]}
+    for each in (page for page in [*pages(), *NOTEBOOKS] if not named or page in named):
         each.write_text(replayed(each), encoding="utf-8")
         print(each.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""The outputs that README.md and docs/*.md show are what their commands print: `make outputs` writes them anew."""
+"""The outputs of README.md, docs/ and the notebooks are what is printed: `make outputs` writes them anew."""
 
 import pytest
 
@@ -6,7 +6,7 @@ import outputs
 from scripts import ROOT
 
 
-@pytest.mark.parametrize("page", outputs.pages(), ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [*outputs.pages(), *outputs.NOTEBOOKS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_a_page_shows_what_is_printed(page):
     shown, printed = page.read_text(encoding="utf-8"), outputs.replayed(page)
     assert outputs.words_of(shown) == outputs.words_of(printed), "make outputs"
