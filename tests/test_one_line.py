@@ -223,7 +223,7 @@ IMPORTS = {
     "mute": ("class E(Exception):\n  def __str__(self): raise E\nraise E", "cannot be loaded (E: ?)"),
     "nothing": ("", "cannot be loaded (module"),
     "lazy": ("def __getattr__(name): raise OSError(name)", "cannot be loaded (OSError"),
-    "number": ("Attack = 3", "is not a class"),
+    "number": ("Attack = 3", "is neither a function nor a class"),
 }
 
 
