@@ -391,8 +391,11 @@ def test_the_page_is_short_and_every_cell_is_in_a_file():
     assert "| experiment | cells | within | missing |" in made
     assert "(`reference`) | 3 | 1 | 2 |" in made
     assert "[cells.csv](../cells.csv)" in made
-    assert "| experiment | mnist | fashion |" in made
-    assert "| `reference` | 1 of 1 | 1 of 1 |" in made
+    (line,) = [line for line in made.splitlines() if line.startswith("| `reference` | mnist |")]
+    assert line.startswith("| `reference` | mnist | 1 of 1 | 3 |")
+    assert line.endswith("| `noisegate reproduce reference --dataset mnist` |")
+    assert "| `reference` | fashion | 1 of 1 | 3 |" in made
+    assert "| `reference` | usps" not in made
     assert "Departures" not in made
     assert "Outside" not in made
     first, *lines = csv.reader(io.StringIO(cells_csv([experiment], {"reference": found})))
@@ -408,6 +411,22 @@ def test_the_page_is_short_and_every_cell_is_in_a_file():
         "3",
     ]
     assert (told[1]["ours"], told[1]["seeds"], told[2]["seeds"]) == ("", "0", "2")
+
+
+def test_a_command_for_missing_cells_has_the_filters_that_leave_them_and_no_others():
+    experiment = load("majority")
+    some = [cell for cell in experiment.cells if cell.varies["dataset"] in ("usps", "mnist")]
+
+    def is_there(cell):
+        return cell.varies["byzantine"] == 0.9 if cell.varies["dataset"] == "usps" else cell.varies["non_iid"]
+
+    records = {}
+    for cell in filter(is_there, some):
+        records |= recorded(cell, 0.9, 0.9, 0.9)
+    experiment = replace(experiment, cells=tuple(some))
+    made = page([experiment], {"majority": outcomes(experiment, records)}, [], {})
+    assert "`noisegate reproduce majority --dataset usps --byzantine 0.95,0.99`" in made
+    assert "`noisegate reproduce majority --dataset mnist --setting iid`" in made
 
 
 def test_the_page_names_what_is_outside_and_why_others_depart():
@@ -436,6 +455,10 @@ def test_times_are_for_people():
     more = paper.load("attacks", only={"dataset": ["fashion"], "attack": ["label-flip"]}).specs
     assert 0 < seconds(specs, cuda=False) < seconds(more, cuda=False)
     assert seconds(more, cuda=True) < seconds(more, cuda=False) / 10
+    many = paper.load("majority", only={"dataset": ["fashion"], "attack": ["gaussian"], "byzantine": [0.99]}).specs
+    assert seconds(many, cuda=True) > 5 * seconds(specs[: len(many)], cuda=True), (
+        "uploads that are made up take time too"
+    )
     assert seconds([replace(specs[0], dataset="mine.npz", sigma_base=None)], cuda=False) is None
 
 

@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import get_args
 
-from noisegate.paper import Experiment, label
+from noisegate.paper import Experiment, PaperCell, label
 from noisegate.paper.claims import PaperClaim
 from noisegate.paper.outcomes import CellOutcome, CellVerdict, Record, needed
 from noisegate.runs import estimate
@@ -27,6 +27,14 @@ TABLES = """## Every cell
 authors' logs beside ours, and runs nothing.
 """
 """Its end."""
+
+NOT_RUN = """Cells without runs, or with too few. Times are estimates for the runs that are missing, on an NVIDIA
+H200 with many side by side. A command may repeat runs that are there: its filters are settings and not cells.
+"""
+"""What is said of the cells that are missing."""
+
+FILTERS = {"setting": "non_iid", "epsilon": "epsilon", "attack": "attack", "byzantine": "byzantine"}
+"""The filters of `noisegate reproduce`, by the setting that each is about."""
 
 Found = Mapping[str, Sequence[CellOutcome]]
 """Outcomes by the name of their experiment."""
@@ -117,21 +125,38 @@ def _departures(chosen: Sequence[Experiment], found: Found) -> str:
 
 
 def _not_run(chosen: Sequence[Experiment], found: Found) -> str:
-    """The share of the cells of each data set that is missing, for the experiments of which some are."""
-    sizes: dict[str, Counter[str]] = {one.name: Counter() for one in chosen}
-    missing: dict[str, Counter[str]] = {one.name: Counter() for one in chosen}
+    """Where cells are missing: how many, which command makes them, and about how long it takes."""
+    lines = ["## Not run yet", "", NOT_RUN]
+    lines += ["| experiment | data set | cells | runs | about | made by |", "| --- | --- | ---: | ---: | ---: | --- |"]
     for one in chosen:
-        for outcome in found[one.name]:
-            dataset = outcome.cell.specs[0].dataset
-            sizes[one.name][dataset] += 1
-            missing[one.name][dataset] += outcome.verdict == "missing"
-    every = list(dict.fromkeys(dataset for lacks in missing.values() for dataset in +lacks))
-    lines = ["## Not run yet", "", f"| experiment | {' | '.join(every)} |", "| --- |" + " ---: |" * len(every)]
-    for name, lacks in missing.items():
-        if +lacks:
-            row = [f"{lacks[each]} of {sizes[name][each]}" if lacks[each] else "" for each in every]
-            lines.append(f"| `{name}` | {' | '.join(row)} |")
+        for dataset in dict.fromkeys(each.cell.specs[0].dataset for each in found[one.name]):
+            here = [each for each in found[one.name] if each.cell.specs[0].dataset == dataset]
+            lacks = [each.cell for each in here if each.verdict == "missing"]
+            if lacks:
+                specs = list({spec.name(): spec for cell in lacks for spec in cell.specs}.values())
+                took = estimate.shown(estimate.seconds(specs, cuda=True))
+                row = [f"`{one.name}`", dataset, f"{len(lacks)} of {len(here)}", str(len(specs)), took]
+                lines.append(f"| {' | '.join(row)} | `{_command(one.name, dataset, lacks, here)}` |")
     return "\n".join(lines) + "\n"
+
+
+def _command(name: str, dataset: str, lacks: Sequence[PaperCell], here: Sequence[CellOutcome]) -> str:
+    """The shortest command whose filters leave all of these cells of a data set."""
+    words = [f"noisegate reproduce {name} --dataset {dataset}"]
+    possible = [each.cell for each in here if each.verdict != "impossible"]
+    for flag, key in FILTERS.items():
+        kept = list(dict.fromkeys(_filtered(cell, key) for cell in lacks))
+        if "" not in kept and len(kept) < len({_filtered(cell, key) for cell in possible}):
+            words.append(f"--{flag} {','.join(kept)}")
+    return " ".join(words)
+
+
+def _filtered(cell: PaperCell, key: str) -> str:
+    """The value of a setting as the command takes it; empty if the cells do not vary it."""
+    if key not in cell.varies:
+        return ""
+    value = cell.varies[key]
+    return ("non-iid" if value else "iid") if key == "non_iid" else label(value)
 
 
 def _lowest(found: Iterable[CellOutcome]) -> float | None:

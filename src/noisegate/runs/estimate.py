@@ -12,21 +12,21 @@ from noisegate.runs.spec import Spec, make_spec
 from noisegate.simulate import first_state, play
 
 CPU = {
-    "digits": (2.3, 0.05),
-    "fashion": (1.0, 0.28),
-    "usps": (1.0, 0.28),
-    "mnist": (25.0, 7.5),
-    "colorectal": (0.0, 360.0),
+    "digits": (2.3, 0.05, 0.01),
+    "fashion": (1.0, 0.28, 0.12),
+    "usps": (1.0, 0.28, 0.12),
+    "mnist": (25.0, 7.5, 0.12),
+    "colorectal": (0.0, 360.0, 0.2),
 }
 CUDA = {
-    "digits": (0.06, 0.0005),
-    "fashion": (0.06, 0.0011),
-    "usps": (0.05, 0.0012),
-    "mnist": (0.2, 0.026),
-    "colorectal": (0.0, 1.5),
+    "digits": (0.06, 0.0005, 0.0001),
+    "fashion": (0.06, 0.0011, 0.0008),
+    "usps": (0.05, 0.0012, 0.0007),
+    "mnist": (0.2, 0.026, 0.0009),
+    "colorectal": (0.0, 1.5, 0.02),
 }
-"""Milliseconds that a round with two-stage takes: (in any case, for each worker that computes). The numbers are from
-benchmarks/README.md and benchmarks/budget-cuda.csv; those for CUDA are with many runs side by side."""
+"""Milliseconds that a round with two-stage takes: (in any case, for each worker that computes, for each other one). The
+numbers are from benchmarks/README.md and benchmarks/budget-cuda.csv; those for CUDA are with many runs side by side."""
 
 ROUNDS = {"digits": 267, "fashion": 1500, "mnist": 1500, "usps": 455, "colorectal": 287}
 """The default number of rounds with batches of 16. With larger batches it is as much smaller."""
@@ -47,12 +47,13 @@ def seconds(specs: Iterable[Spec], cuda: bool, slowness: float = 1.0) -> float |
     for spec in specs:
         if spec.dataset not in per or is_own(spec.model):
             return None
-        least, each = per[spec.dataset]
+        least, each, idle = per[spec.dataset]
         honest = spec.workers or data.SOURCES[spec.dataset].workers
         attack = spec.canonical()["attack"]["name"]
-        busy = honest + (0 if attack in IDLE else spec.count_byzantine(honest))
+        made_up = spec.count_byzantine(honest) if attack in IDLE else 0
+        busy = honest + spec.count_byzantine(honest) - made_up
         rounds = spec.rounds or math.ceil(ROUNDS[spec.dataset] * 16 / spec.batch)
-        total += rounds * (least + each * busy) / 1000
+        total += rounds * (least + each * busy + idle * made_up) / 1000
     return total * slowness
 
 
