@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from noisegate.aggregators.fortified import labels
 from noisegate.aggregators.fortified.copies import largest_product
-from noisegate.aggregators.fortified.labels import LabelDoubt, Loads
+from noisegate.aggregators.fortified.labels import LabelDoubt, Loads, apart_from_most
 from noisegate.aggregators.fortified.state import OWN_SPEED
 from noisegate.aggregators.upload_lengths import honest_lengths, longest_lengths
 from noisegate.protocol.claims import MOST_CLAIMED
@@ -428,3 +428,73 @@ def test_no_load_counts_for_more_than_the_mean_of_those_that_count():
     groups = torch.tensor([1.0, 1.0, -1.0, -1.0])
     assert Loads(groups, torch.zeros(4), torch.zeros(4, 4)).held().tolist() == groups.tolist(), "two groups stay"
     assert Loads(0 * groups, torch.zeros(4), torch.zeros(4, 4)).held().tolist() == [0.0] * 4
+
+
+# --- apart from most -------------------------------------------------------------------------------------------------
+
+
+def apart_by_a_loop(x, noise, passed, believed) -> list[float]:
+    """`apart_from_most`, stretch by stretch."""
+    n, many = len(x), math.ceil(labels.TOGETHER * believed)
+    places = sorted(float(value) for value, counts in zip(x, passed, strict=True) if counts)
+    stretches = [(places[i + many - 1] - places[i], places[i]) for i in range(len(places) - many + 1)]
+    if 2 * many <= n or not stretches:
+        return [0.0] * n
+    length, low = min(stretches)
+    within = min(labels.MOST_WITHIN, many / len(places))
+    scatter = length / 2 / stats.norm.ppf((1 + within) / 2)
+    usual = mean(float(value) for value, counts in zip(noise, passed, strict=True) if counts)
+    found = []
+    for value, variance, counts in zip(x, noise, passed, strict=True):
+        square = (float(value) - low - length / 2) ** 2 / (float(variance) * max(1.0, scatter**2 / usual))
+        far = many / 2 * math.log1p(square / many) - math.log(n)
+        found.append(min(labels.MOST_APART, max(0.0, far)) if counts else 0.0)
+    return found
+
+
+@given(
+    n=st.integers(1, 40), seed=st.integers(0, 2**32), believed=st.floats(0.05, 1.0), share=st.sampled_from([0.5, 1.0])
+)
+@PROPERTY
+def test_who_lies_apart_from_most_by_a_loop(n, seed, believed, share):
+    rng = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, generator=rng) + 6 * (torch.rand(n, generator=rng) < 0.2)
+    noise, passed = 0.1 + torch.rand(n, generator=rng), torch.rand(n, generator=rng) < share
+    many = max(1, math.ceil(believed * n))
+    found = apart_from_most(x, noise, passed, many)
+    assert found.tolist() == pytest.approx(apart_by_a_loop(x, noise, passed, many), abs=1e-2)
+
+
+def test_a_minority_apart_is_doubted_and_the_servers_examples_need_not_be_asked():
+    """Where 16 of 20 are believed honest, four that lie twelve deviations off lose their weight, on whichever side."""
+    for seed in range(20):
+        for side in (-12.0, 12.0):
+            x = normal(20, seed=seed)
+            x[:4] += side
+            doubt = apart_from_most(x, torch.ones(20), torch.ones(20, dtype=torch.bool), 16)
+            assert doubt[:4].min() > HELD
+            assert (doubt[4:] < 1).float().mean() >= LITTLE
+
+
+@pytest.mark.parametrize(("n", "believed"), [(10, 10), (25, 20), (50, 40)])
+def test_noise_of_one_group_costs_next_to_nothing(n, believed):
+    """Loads of honest workers follow the label direction, which follows their noise: they scatter by more than it."""
+    shares = []
+    for seed in range(300):
+        weights = (-apart_from_most(2 * normal(n, seed=seed), torch.ones(n), torch.ones(n).bool(), believed)).exp()
+        shares.append(float(weights.sum().square() / weights.square().sum() / n))
+    assert mean(shares) > 0.96  # of the workers, as many as equal weights of so few would be
+
+
+def test_no_majority_is_taken_for_one_that_is_not_there():
+    """Too few are believed honest, or no nine tenths of them lie together: nobody is doubted for lying apart."""
+    everybody = torch.ones(20, dtype=torch.bool)
+    x = normal(20) * 0.1
+    x[:10] += 8.0
+    for believed in (10, 11):  # nine tenths are half of all, or less
+        assert not apart_from_most(x, torch.ones(20), everybody, believed).any()
+    for believed in (16, 20):  # two groups of ten: a stretch with so many workers holds both
+        assert not apart_from_most(x, torch.ones(20), everybody, believed).any()
+    few = torch.arange(20) < 5
+    assert not apart_from_most(x, torch.ones(20), few, 16).any()
+    assert not apart_from_most(torch.zeros(20), torch.zeros(20), everybody, 16).any()

@@ -22,6 +22,7 @@ So its upload is measured without its own part in D.
 """
 
 import functools
+import math
 from typing import NamedTuple
 
 import torch
@@ -50,6 +51,15 @@ SHARPER = 2.0
 
 FADE = 0.99
 """The share of a doubt that is left after a round in which there is less reason for it."""
+
+TOGETHER = 0.9
+"""The share of the believed honest workers that must lie together before the others are doubted for lying apart."""
+
+MOST_WITHIN = 0.98
+"""The largest share of the workers that a stretch is taken to hold by chance: no normal variable is bounded."""
+
+MOST_APART = 20.0
+"""Doubt of who lies apart counts up to this much."""
 
 LEAST_MASS = 0.5
 """The share of the believed honest workers that must have no more doubt than is taken for none."""
@@ -147,8 +157,36 @@ class LabelDoubt(NamedTuple):
         near = torch.where(passed, alone + steps, torch.inf).amin(1)
         doubt = torch.minimum(alone, near)
         doubt = SHARPER * (doubt - _none(doubt, mixture.expected, passed, view)).clamp(min=0.0)
+        doubt = torch.maximum(doubt, apart_from_most(loads.x, loads.noise, passed, view.believed_honest))
         doubt = torch.where(counts, torch.maximum(doubt, FADE * state.label_doubt), state.label_doubt)
         return cls(doubt, places, memory)
+
+
+def apart_from_most(x: Tensor, noise: Tensor, passed: Tensor, believed_honest: int) -> Tensor:
+    """(n,) the doubt about who has another load than most workers, where most workers are believed honest.
+
+    Nine tenths of those who are believed honest must lie together, and be more than half of all. Then the server's
+    examples need not be asked. It is the log-likelihood of lying that far off, by Student's distribution, less that of
+    the furthest of so many. How far chance puts honest workers, the shortest stretch tells that holds so many: the
+    label direction follows their noise, so that it is more than the noise of one load. Where two groups share the
+    workers evenly that stretch holds both, and nobody lies far off.
+
+    x, noise: (n,) as in `Loads`. passed: (n,) who counts.
+    """
+    n, many = len(x), math.ceil(TOGETHER * believed_honest)
+    if 2 * many <= n:
+        return torch.zeros_like(x)
+    ordered = torch.where(passed, x, torch.inf).sort().values
+    lengths = (ordered[many - 1 :] - ordered[: n - many + 1]).nan_to_num(torch.inf, torch.inf)
+    length, first = lengths.min(0)
+    middle = (ordered.gather(0, first[None]) + length / 2)[0]
+    within = (many / passed.sum().clamp(min=many)).clamp(max=MOST_WITHIN)
+    scatter = length / (2 * torch.special.ndtri((1 + within) / 2))
+    usual = (noise * passed).sum() / passed.sum().clamp(min=1)
+    variance = noise * (scatter.square() / usual.clamp(min=LEAST_LENGTH**2)).clamp(min=1.0)
+    square = (x - middle).square() / variance.clamp(min=LEAST_LENGTH**2)
+    far = many / 2 * torch.log1p(square / many) - math.log(n)
+    return torch.where(passed & length.isfinite(), far.clamp(0.0, MOST_APART), 0.0)
 
 
 @functools.lru_cache(maxsize=8)
