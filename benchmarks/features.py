@@ -37,7 +37,10 @@ BELOW = 0.01
 
 
 class Cell(NamedTuple):
-    """One data set at one epsilon. own: our defaults; features: the same with features; attacked: by attack."""
+    """One data set at one epsilon. own: our defaults; features: the same with features.
+
+    attacked: with features, by attack and by aggregator.
+    """
 
     data: str
     epsilon: float
@@ -45,7 +48,12 @@ class Cell(NamedTuple):
     asked: float | None
     own: list[Spec]
     features: list[Spec]
-    attacked: dict[str, list[Spec]]
+    attacked: dict[str, dict[str, list[Spec]]]
+
+    @property
+    def under_attack(self) -> list[Spec]:
+        """All runs under attack."""
+        return [one for several in self.attacked.values() for some in several.values() for one in some]
 
 
 def cells(path: Path) -> list[Cell]:
@@ -62,13 +70,24 @@ def cells(path: Path) -> list[Cell]:
             plain = [make_spec(common | {"seed": seed}) for seed in content["seeds"]]
             made = [make_spec(with_features | {"seed": seed}) for seed in content["seeds"]]
             attacked = {
-                label(attack): [make_spec(one.canonical() | {"attack": attack}) for one in made]
+                label(attack): {
+                    label(aggregator): [
+                        make_spec(one.canonical() | {"attack": attack, "aggregator": aggregator}) for one in made
+                    ]
+                    for aggregator in content["aggregators"]
+                }
                 for attack in content["attacks"]
             }
             own, features = [reference(one) for one in plain], [reference(one) for one in made]
             paper, asked = (data.get(word, {}).get(key) for word in ("paper", "asked"))
             found.append(Cell(name, epsilon, paper, asked, own, features, attacked))
     return found
+
+
+def filter_of(spec: Spec) -> str:
+    """The aggregator of a run, as the tables name it."""
+    part = spec.canonical()["aggregator"]
+    return label(part if len(part) > 1 else part["name"])
 
 
 def features_of(content: Mapping[str, Any], name: str) -> str:
@@ -93,7 +112,7 @@ def wanted(path: Path) -> list[Spec]:
     every = cells(path)
     specs = [one for cell in every for one in (*cell.features, *cell.own)]
     specs += [one for some in without_privacy(path).values() for one in some]
-    specs += [one for cell in every for some in cell.attacked.values() for one in some]
+    specs += [one for cell in every for one in cell.under_attack]
     return list({one.name(): one for one in specs}.values())
 
 
@@ -109,33 +128,45 @@ def shown(value: float | None) -> str:
 
 
 def markdown(path: Path, rows: Mapping[str, Row]) -> str:
-    """The table."""
-    every = cells(path)
-    attacks = list(every[0].attacked)
-    names = [
-        "data",
-        "epsilon",
-        "paper",
-        "our defaults",
-        "features",
-        "asked",
-        "",
-        *(f"{name}, 60 %" for name in attacks),
+    """The table of runs without attackers."""
+    lines = [
+        "| data | epsilon | paper | our defaults | features | asked | |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
-    names += ["furthest below", ""]
-    lines = [f"| {' | '.join(names)} |".replace("|  |", "| |")]
-    lines.append(f"| {' | '.join('---' if name in ('data', '') else '---:' for name in names)} |")
-    for cell in every:
+    for cell in cells(path):
         own, features = mean_of(cell.own, rows), mean_of(cell.features, rows)
-        attacked = [mean_of(some, rows) for some in cell.attacked.values()]
         asked = cell.asked if cell.asked is not None else own  # digits: better than our defaults
-        known = [value for value in attacked if value is not None]
-        below = features - min(known) if features is not None and len(known) == len(attacked) else None
         columns = [cell.data, f"{cell.epsilon:g}", "" if cell.paper is None else f"{cell.paper:.2f}", shown(own)]
         columns += [shown(features), "" if cell.asked is None else f"{cell.asked:.2f}", reached(asked, features)]
-        columns += [*map(shown, attacked), "missing" if below is None else f"{100 * below:.1f}"]
-        columns.append(reached(below, BELOW))
         lines.append(f"| {' | '.join(columns)} |")
+    return "\n".join(lines) + "\n"
+
+
+def attacks_markdown(path: Path, rows: Mapping[str, Row]) -> str:
+    """The table of runs with features under attack: how far each aggregator is below the same without attackers.
+
+    With fewer seeds than asked, what was run is compared with the references of the same seeds.
+    """
+    every = cells(path)
+    aggregators = list(next(iter(every[0].attacked.values())))
+    names = ["data", "epsilon", "attack", "seeds", "without attackers"]
+    names += [word for name in aggregators for word in (name, "below", "")]
+    lines = [f"| {' | '.join(names)} |".replace("|  |", "| |")]
+    lines.append(f"| {' | '.join('---' if name in ('data', 'attack', '') else '---:' for name in names)} |")
+    for cell in every:
+        for attack, several in cell.attacked.items():
+            run = [seed for seed in range(len(cell.features)) if any(s[seed].name() in rows for s in several.values())]
+            if not run:
+                lines.append(f"| {cell.data} | {cell.epsilon:g} | {attack} |{' missing |' * (len(names) - 3)}")
+                continue
+            clean = mean_of([cell.features[seed] for seed in run], rows)
+            columns = [cell.data, f"{cell.epsilon:g}", attack, str(len(run)), shown(clean)]
+            for some in several.values():
+                found = mean_of([some[seed] for seed in run], rows)
+                below = clean - found if clean is not None and found is not None else None
+                columns += [shown(found), "missing" if below is None else f"{100 * below:.1f}"]
+                columns.append(reached(below, BELOW))
+            lines.append(f"| {' | '.join(columns)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -185,6 +216,7 @@ def main() -> None:
     parser.add_argument("--part", default="1/1", help="of the runs, as 2/4")
     parser.add_argument("--minutes", type=float, default=1e9, help="start nothing new after that")
     parser.add_argument("--only", default="", help="data sets, as fashion,usps")
+    parser.add_argument("--aggregators", help="of the runs under attack only these, as fortified,two-stage")
     parser.add_argument("--references", action="store_true", help="only the runs without attackers")
     parser.add_argument("--own", action=argparse.BooleanOptionalAction, default=True, help="also our defaults")
     parser.add_argument("--out", type=Path, default=Path("features.csv"))
@@ -196,6 +228,7 @@ def main() -> None:
     chosen = parser.parse_args()
     if chosen.tables:
         print(markdown(chosen.spec, read(chosen.tables)))
+        print(attacks_markdown(chosen.spec, read(chosen.tables)))
     elif chosen.plot:
         chosen.to.write_text(svg(panels(chosen.spec, read(chosen.plot))), encoding="utf-8")
     elif chosen.time:
@@ -212,6 +245,9 @@ def run(chosen: Any) -> None:
         specs = [one for one in specs if one.features is not None]
     if chosen.references:
         specs = [one for one in specs if one.byzantine == 0]
+    if chosen.aggregators:
+        asked = chosen.aggregators.split(",")
+        specs = [one for one in specs if one.byzantine == 0 or filter_of(one) in asked]
     pool = Pool(Compute(device=chosen.device), chosen.jobs)
     left = left_of_part(specs, chosen.part, pool.jobs, read([chosen.out, *chosen.known]))
     order = list(dict.fromkeys((one.byzantine > 0, one.dataset) for one in left))
