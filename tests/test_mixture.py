@@ -186,7 +186,8 @@ class World:
         for _ in range(rounds):
             view = self.view()
             state = FortifiedState.of({}, view) if state is None else state
-            found = Mixture.of(view, self.examples(), state, counts)
+            classes = ClassMeans.of(self.examples(), view.strata)
+            found = Mixture.of(view, classes, view.uploads @ classes.means.T, state, counts)
             state = state._replace(
                 gram=found.gram,
                 products=found.products,

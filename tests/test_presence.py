@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from noisegate.aggregators.fortified.trust import MOST_TRUST, leaning
+from noisegate.aggregators.fortified.trust import MOST_TRUST, along_last, leaning
 from test_fortified_parts import SURE, normal
 
 D, N, S, BATCH, LARGEST, MOMENTUM = 4000, 40, 0.02, 16, 1.0, 0.9
@@ -16,8 +16,9 @@ EXAMPLES = 0.6 * torch.eye(4, D)
 """What the server's examples would add, of four classes: 0.6 long each, so that they lean on the last upload by 0.8."""
 
 
-def view_of(uploads, last, momentum=MOMENTUM):
-    return SimpleNamespace(
+def told(uploads, last, mix, contributions=EXAMPLES, momentum=MOMENTUM):
+    """(n,) the log-likelihood ratios of a round."""
+    view = SimpleNamespace(
         uploads=uploads,
         norms=uploads.norm(dim=1),
         last=last,
@@ -26,6 +27,7 @@ def view_of(uploads, last, momentum=MOMENTUM):
         largest=LARGEST,
         batch=BATCH,
     )
+    return leaning(view, contributions, mix, S**2, along_last(uploads, last))
 
 
 def mixes(n: int) -> torch.Tensor:
@@ -37,7 +39,7 @@ def test_leaning_by_a_loop_over_workers_and_classes():
     uploads, last = S * normal(3, D, name="uploads"), S * normal(3, D, name="last")
     uploads += 0.5 * last
     mix = torch.tensor([[0.25] * 4, [1.0, 0.0, 0.0, 0.0], [0.1, 0.2, 0.1, 0.1]])
-    found = leaning(view_of(uploads, last), contributions, mix, S**2)
+    found = told(uploads, last, mix, contributions)
     each = len(contributions) // 4
     leans = [max(0.0, LARGEST**2 - float(row.double().square().sum())) ** 0.5 for row in contributions]
     leans = [min(lean, MOMENTUM * S * math.sqrt(D)) for lean in leans]
@@ -52,8 +54,8 @@ def test_leaning_by_a_loop_over_workers_and_classes():
 def test_nothing_is_told_without_momentum_or_before_the_second_upload():
     uploads = S * normal(N, D)
     nothing = torch.zeros(N, D)
-    for view in (view_of(uploads, None), view_of(uploads, uploads, 0.0), view_of(uploads, nothing)):
-        assert leaning(view, EXAMPLES, mixes(N), S**2).tolist() == [0.0] * N
+    for last, momentum in ((uploads, 0.0), (nothing, MOMENTUM)):
+        assert told(uploads, last, mixes(N), momentum=momentum).tolist() == [0.0] * N
 
 
 def played(rounds: int, honest: bool) -> list[torch.Tensor]:
@@ -63,7 +65,7 @@ def played(rounds: int, honest: bool) -> list[torch.Tensor]:
         uploads = S * normal(N, D, name=f"noise {t} {honest}")
         if honest and t > 0:
             uploads += EXAMPLES.mean(0) + 0.8 * last / last.norm(dim=1, keepdim=True)
-        ratios.append(leaning(view_of(uploads, last), EXAMPLES, mixes(N), S**2))
+        ratios.append(told(uploads, last, mixes(N)))
         last = uploads
     return ratios
 
@@ -88,4 +90,4 @@ def test_who_is_honest_loses_none():
 @pytest.mark.parametrize("scale", [0.0, 1e-20, 1e15])
 def test_the_ratio_is_finite_for_uploads_of_any_length(scale):
     uploads, last = scale * normal(N, D), scale * normal(N, D, name="last")
-    assert leaning(view_of(uploads, last), EXAMPLES, mixes(N), S**2).isfinite().all()
+    assert told(uploads, last, mixes(N)).isfinite().all()

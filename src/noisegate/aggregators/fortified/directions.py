@@ -18,6 +18,7 @@ from torch.nn import functional
 from noisegate.aggregators.fortified.mixture import Mixture
 from noisegate.aggregators.fortified.moments import ExampleMoments
 from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, TINY, FortifiedState
+from noisegate.aggregators.fortified.trust import along_last
 from noisegate.views import ServerView
 
 MOMENTUM_MARGIN = 1.5
@@ -68,8 +69,39 @@ class MomentumTerm(NamedTuple):
         return MOMENTUM_MARGIN / (1 - repeated), d * (1 - repeated**2)
 
 
+class Common(NamedTuple):
+    """The rows that all uploads are held against, from before the round.
+
+    rows: the class means, the COMMON directions and the label difference, and the label direction, which is for the
+    examples alone. lengths: (COMMON,) of the directions before they became unit vectors. classes: how many means.
+    """
+
+    rows: Tensor
+    lengths: Tensor
+    classes: int
+
+    @classmethod
+    def of(cls, contributions: Tensor, means: Tensor, state: FortifiedState) -> "Common":
+        """contributions: (A, d) of the server's examples. means: (C, d) of their classes."""
+        gradient = contributions.mean(0, keepdim=True)
+        known = state.update_averages, state.main_difference, state.label_difference, state.label_direction
+        rows = torch.cat([means, gradient, *known])
+        directions = rows[len(means) : len(means) + COMMON]
+        lengths = torch.linalg.vector_norm(directions, dim=1)
+        directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
+        return cls(rows, lengths, len(means))
+
+    @property
+    def gradient(self) -> Tensor:
+        """(1, d) a unit vector: the direction of the server's gradient."""
+        return self.rows[self.classes : self.classes + 1]
+
+
 class OwnProjections(NamedTuple):
-    """Where uploads and examples lie along each worker's own average, and the averages after the round.
+    """All that is asked of the uploads, the last ones and the workers' own averages, in one pass: to read is slow.
+
+    along_means: (n, C) the inner products of the uploads with the class means. along: (n, COMMON + 1) how far they lie
+    along the common directions and the label difference. along_last: (n,) along the last one of the same worker.
 
     of_uploads, lengths: (n,) how far each upload lies along its worker's own average, and the length of that average.
     of_examples: (A, n) the server's examples along each. own_averages, main_difference, label_difference: as in
@@ -77,6 +109,9 @@ class OwnProjections(NamedTuple):
     each in the label difference; products: (n,) the inner products of the uploads with them. All are in their unit.
     """
 
+    along_means: Tensor
+    along: Tensor
+    along_last: Tensor
     of_uploads: Tensor
     lengths: Tensor
     of_examples: Tensor
@@ -89,9 +124,9 @@ class OwnProjections(NamedTuple):
 
     @classmethod
     def of(
-        cls, view: ServerView, contributions: Tensor, state: FortifiedState, gradient: Tensor, unit: float
+        cls, view: ServerView, contributions: Tensor, state: FortifiedState, common: Common, unit: float
     ) -> "OwnProjections":
-        """gradient: (1, d) a unit vector. unit: that own averages are measured in: about the noise.
+        """unit: that own averages are measured in: about the noise.
 
         The last upload received joins its worker's own average when the next one is received: so the average that an
         upload is measured along never contains the upload that it depends on, and it takes each upload once.
@@ -101,11 +136,12 @@ class OwnProjections(NamedTuple):
         back, the average of all shows neither, but their difference does.
         """
         n, size = view.uploads.shape
-        start = torch.add(state.main_difference, gradient, alpha=RESTART_SHARE)
-        start = torch.cat([start, state.label_direction])
-        new = contributions.new_empty
-        sums, loads, label_loads = contributions.new_zeros(3, size), new(3, n), new(n)
-        of_uploads, lengths, of_examples = new(n), new(n), new(len(contributions), n)
+        start = torch.add(state.main_difference, common.gradient, alpha=RESTART_SHARE)
+        against = torch.cat([start, state.label_direction, contributions])
+        new, held = contributions.new_empty, common.rows[:-1]
+        products, own_products, leans = new(len(held), n), new(len(against), n), new(n)
+        sums, loads = contributions.new_zeros(3, size), new(3, n)
+        of_uploads, lengths = new(n), new(n)
         loads[1], loads[2] = state.counted & state.unrefuted, state.label_loads
         joins = state.counted if view.missing is None else state.counted & ~view.missing
         averages, speed = torch.empty_like(state.own_averages), OWN_SPEED * joins[:, None].to(contributions.dtype)
@@ -113,15 +149,17 @@ class OwnProjections(NamedTuple):
         rows = rows if contributions.is_cuda else min(rows, ROWS)
         for first in range(0, n, rows):
             here = slice(first, first + rows)
-            average = state.own_averages[here].to(contributions.dtype)
-            torch.linalg.vecdot(view.uploads[here], average, out=of_uploads[here])
+            uploads, average = view.uploads[here], state.own_averages[here].to(contributions.dtype)
+            torch.linalg.vecdot(uploads, average, out=of_uploads[here])
             torch.linalg.vector_norm(average, dim=1, out=lengths[here])
-            of_examples[:, here] = contributions @ average.T
-            found = average @ start.T
-            torch.mul(found[:, 0], loads[1, here], out=loads[0, here])
-            label_loads[here] = found[:, 1]
+            torch.mm(held, uploads.T, out=products[:, here])  # few rows first: a CPU takes half the time
+            torch.mm(against, average.T, out=own_products[:, here])
+            torch.mul(own_products[0, here], loads[1, here], out=loads[0, here])
             sums.addmm_(loads[:, here], average)
-            if view.last is not None:  # in place, since fresh memory is slow; a speed of 0 leaves an average as it was
+            if view.last is None:
+                leans[here] = torch.nan
+            else:  # in place, since fresh memory is slow; a speed of 0 leaves an average as it was
+                leans[here] = along_last(uploads, view.last[here])
                 average.lerp_(view.last[here] / unit, speed[here])
             averages[here] = average
         lengths.clamp_(min=TINY)
@@ -129,16 +167,20 @@ class OwnProjections(NamedTuple):
         difference = torch.addcmul(sums[:1], sums[1:2], load / many.clamp(min=1.0), value=-1.0)
         difference = functional.normalize(difference, eps=TINY)
         length = torch.linalg.vector_norm(sums[2]).clamp(min=TINY)
+        along = products.T.contiguous()
         return cls(
+            along_means=along[:, : common.classes],
+            along=along[:, common.classes :],
+            along_last=leans,
             of_uploads=of_uploads / lengths,
             lengths=lengths * unit,
-            of_examples=of_examples / lengths,
+            of_examples=own_products[2:] / lengths,
             own_averages=averages,
             main_difference=difference,
             label_difference=sums[2:] / length,
             label_shares=loads[2] / length,
             products=of_uploads,
-            label_loads=label_loads,
+            label_loads=own_products[1],
         )
 
 
@@ -151,8 +193,8 @@ class Projections(NamedTuple):
     along_labels: (n,) the uploads along the label difference, and labels_of_examples: (A,) the server's examples.
     examples_along: (A,) these along the label direction, times its length.
     label_direction: as in `FortifiedState`, after the round; turned: () the cosine of the angle that it turned by.
-    momentum: what momentum may add. own_averages, main_difference, label_difference, label_loads, label_shares: as in
-    `OwnProjections`.
+    momentum: what momentum may add. along_last, own_averages, main_difference, label_difference, label_loads,
+    label_shares: as in `OwnProjections`.
     """
 
     of_uploads: Tensor
@@ -161,6 +203,7 @@ class Projections(NamedTuple):
     lengths: Tensor
     own_lengths: Tensor
     momentum: MomentumTerm
+    along_last: Tensor
     along_labels: Tensor
     labels_of_examples: Tensor
     examples_along: Tensor
@@ -174,22 +217,19 @@ class Projections(NamedTuple):
 
     @classmethod
     def of(
-        cls, view: ServerView, both: tuple[Tensor, Tensor], state: FortifiedState, mixture: Mixture, unit: float
+        cls,
+        view: ServerView,
+        both: tuple[Tensor, Tensor],
+        state: FortifiedState,
+        common: Common,
+        own: OwnProjections,
+        mixture: Mixture,
     ) -> "Projections":
-        """both: (A, d) what the server's examples would add, and what they would with false labels.
-
-        unit: that own averages are measured in.
-        """
+        """both: (A, d) what the server's examples would add, and what they would with false labels."""
         contributions, false = both
-        momentum = MomentumTerm.of(view, contributions)
-        # All directions at once: to read the uploads is what takes time.
-        directions = torch.cat([contributions.mean(0, keepdim=True), state.update_averages, state.main_difference])
-        lengths = directions.norm(dim=1)
-        directions /= lengths.clamp(min=TINY)[:, None]  # one that is zero stays so
-        own = OwnProjections.of(view, contributions, state, directions[:1], unit)
-        directions = torch.cat([directions, state.label_difference])
-        along, of_examples = view.uploads @ directions.T, contributions @ directions.T
-        of_uploads = torch.cat([along[:, :COMMON], own.of_uploads[:, None]], 1)
+        momentum, lengths = MomentumTerm.of(view, contributions), common.lengths
+        of_examples = (common.rows[common.classes :] @ contributions.T).T
+        of_uploads = torch.cat([own.along[:, :COMMON], own.of_uploads[:, None]], 1)
         start = torch.add(own.label_difference, own.main_difference, alpha=RESTART_SHARE)
         moved = torch.lerp(state.label_direction, (start @ false.T) @ false, 1 / max(1, view.labels - 1))
         moved = mixture.classes.apart_from(moved)
@@ -210,9 +250,10 @@ class Projections(NamedTuple):
             own_lengths=own.lengths,
             momentum=momentum,
             # Without the worker's own part in the label difference: its examples are in both, however honest it is.
-            along_labels=along[:, COMMON] - state.label_shares * own.products,
+            along_last=own.along_last,
+            along_labels=own.along[:, COMMON] - state.label_shares * own.products,
             labels_of_examples=of_examples[:, COMMON],
-            examples_along=contributions @ state.label_direction[0],
+            examples_along=of_examples[:, COMMON + 1],
             label_direction=moved,
             turned=functional.cosine_similarity(state.label_direction, moved, eps=TINY)[0],
             label_difference=own.label_difference,

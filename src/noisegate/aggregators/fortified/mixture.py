@@ -49,11 +49,12 @@ STEPS = 2
 class ClassMeans(NamedTuple):
     """The class means of the server's examples, for C classes.
 
-    means: (C, d). gram: (C, C) estimates of the inner products of the workers' class means: where an example would meet
-    itself, it is left out. So nothing in it grows with the error of the examples.
+    means: (C, d). products: (C, C) their inner products. gram: (C, C) estimates of those of the workers' class means:
+    where an example would meet itself, it is left out. So nothing in it grows with the error of the examples.
     """
 
     means: Tensor
+    products: Tensor
     gram: Tensor
 
     @classmethod
@@ -62,16 +63,15 @@ class ClassMeans(NamedTuple):
         each = len(contributions) // strata
         groups = contributions.view(strata, each, -1)
         means = groups.mean(1)
-        gram, own = means @ means.T, groups.square().sum((1, 2)) / each  # each example with itself
+        products, own = means @ means.T, groups.square().sum((1, 2)) / each  # each example with itself
         # An example alone meets only itself.
-        diagonal = (gram.diagonal() * each - own) / (each - 1) if each > 1 else own / 2
-        place = torch.eye(strata, dtype=torch.bool, device=gram.device)
-        return cls(means, torch.where(place, diagonal, gram))
+        diagonal = (products.diagonal() * each - own) / (each - 1) if each > 1 else own / 2
+        place = torch.eye(strata, dtype=torch.bool, device=products.device)
+        return cls(means, products, torch.where(place, diagonal, products))
 
     def apart_from(self, direction: Tensor) -> Tensor:
         """(1, d) the direction without what lies within the span of the class means."""
-        products = self.means @ self.means.T
-        inverse = regular_inverse(products, SAME * products.diagonal().mean())
+        inverse = regular_inverse(self.products, SAME * self.products.diagonal().mean())
         return direction - (direction @ self.means.T) @ inverse @ self.means
 
 
@@ -93,18 +93,20 @@ class Mixture(NamedTuple):
     seen: Tensor
 
     @classmethod
-    def of(cls, view: ServerView, contributions: Tensor, state: FortifiedState, counts: Tensor) -> "Mixture":
-        """counts: (n,) whose upload passed the first tests; the mix of the others stays as it was."""
-        classes = ClassMeans.of(contributions, view.strata)
+    def of(
+        cls, view: ServerView, classes: ClassMeans, along: Tensor, state: FortifiedState, counts: Tensor
+    ) -> "Mixture":
+        """along: (n, C) the inner products of the uploads with the class means. counts: (n,) whose upload passed the
+        first tests; the mix of the others stays as it was.
+        """
         expected = expected_of(view)
-        along = view.uploads @ classes.means.T
         counts = counts & (state.seen < MIX_ROUNDS)
         rounds = state.seen + counts
         share = counts.any() / (1 + state.seen.amax())
-        gram = torch.lerp(state.gram, classes.means @ classes.means.T, share)
+        gram = torch.lerp(state.gram, classes.products, share)
         learned = torch.lerp(state.products, along, 1 / rounds.clamp(min=1.0)[:, None])
         products = torch.where(counts[:, None], learned, state.products)
-        variance = view.noise_std**2 + classes.means.square().sum(1).mean() / view.batch
+        variance = view.noise_std**2 + classes.products.diagonal().mean() / view.batch
         ridge = variance / (rounds.clamp(min=1.0) * USUAL_MIX**2)
         mix = fitted(state.mix, gram, products, ridge, expected)
         mix = torch.where(counts[:, None], mix, state.mix)
@@ -130,10 +132,10 @@ def regular_inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
     By Newton-Schulz iteration: a device that records a round cannot ask a solver.
     """
     one = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    regular = matrix + ridge * one
+    regular, two = matrix + ridge * one, 2 * one
     found = one / regular.abs().sum(1).amax().clamp(min=TINY)
     for _ in range(INVERSIONS):
-        found = 2 * found - found @ regular @ found
+        found = found @ torch.addmm(two, regular, found, alpha=-1.0)
     return found
 
 

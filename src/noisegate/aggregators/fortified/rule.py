@@ -9,12 +9,12 @@ from torch import Tensor
 
 from noisegate import checks
 from noisegate.aggregators.fortified.copies import GROUP, find_copies, largest_product
-from noisegate.aggregators.fortified.directions import Projections
+from noisegate.aggregators.fortified.directions import Common, OwnProjections, Projections
 from noisegate.aggregators.fortified.doubt import doubt_along
 from noisegate.aggregators.fortified.evidence import SHIFTS
 from noisegate.aggregators.fortified.first_tests import FirstTests
 from noisegate.aggregators.fortified.labels import LabelDoubt, Loads
-from noisegate.aggregators.fortified.mixture import Mixture
+from noisegate.aggregators.fortified.mixture import ClassMeans, Mixture
 from noisegate.aggregators.fortified.premise import Premise
 from noisegate.aggregators.fortified.standing import WorkerStanding
 from noisegate.aggregators.fortified.state import (
@@ -90,9 +90,11 @@ class Fortified(Aggregator):
         first = FirstTests.of(view, shortest, lengths, chance)
 
         # 2. Project uploads and the server's examples on directions that were fixed before the round.
-        mixture = Mixture.of(view, contributions, known, first.passed)
-        unit = longest / math.sqrt(d)
-        projections = Projections.of(view, (contributions, false), known, mixture, unit)
+        classes, unit = ClassMeans.of(contributions, view.strata), longest / math.sqrt(d)
+        common = Common.of(contributions, classes.means, known)
+        own = OwnProjections.of(view, contributions, known, common, unit)
+        mixture = Mixture.of(view, classes, own.along_means, known, first.passed)
+        projections = Projections.of(view, (contributions, false), known, common, own, mixture)
 
         # 3. Add up over the rounds: the evidence against each worker, the trust in it, and how far off the server's
         # examples it lies where it cannot be refused for that.

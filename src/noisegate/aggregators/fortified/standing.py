@@ -69,7 +69,7 @@ class WorkerStanding(NamedTuple):
         averages = torch.where(counts, torch.lerp(state.agreement, found, AGREEMENT_SPEED), state.agreement)
         offsets = torch.lerp(state.offsets, along[:, 1:COMMON] - moments.mean[:, 1:COMMON], OFFSET_SPEED)
         offsets = torch.where(counts[:, None], offsets, state.offsets)
-        leans = leaning(view, contributions, mixture.mix, view.noise_std**2)
+        leans = leaning(view, contributions, mixture.mix, view.noise_std**2, projections.along_last)
         presence = (state.presence + leans).clamp(-2 * MOST_TRUST, 0.0)
         presence = torch.where(counts & state.counted, presence, state.presence)
         score = state.trust + state.presence - together(evidence)

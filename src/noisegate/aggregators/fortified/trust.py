@@ -44,8 +44,8 @@ def agreement_of(mixture: Mixture, error: Tensor) -> tuple[Tensor, Tensor]:
     is so near the optimum, where the model fits the workers' examples better than the server's, which it never saw.
     error: (n,) the variance of the server's examples along its gradient, for each mix.
     """
-    mix, means = mixture.mix, mixture.classes.means
-    length = ((mix @ (means @ means.T)) * mix).sum(1).clamp(min=0.0).sqrt().clamp(min=LEAST_LENGTH)
+    mix = mixture.mix
+    length = ((mix @ mixture.classes.products) * mix).sum(1).clamp(min=0.0).sqrt().clamp(min=LEAST_LENGTH)
     found = (mix * mixture.along).sum(1) / length
     should = ((mix @ mixture.classes.gram) * mix).sum(1) / length
     return found, torch.where(should > error.sqrt(), should, 0.0)
@@ -74,19 +74,26 @@ def likelihood_ratio(found: Tensor, expected: Tensor, variance: Tensor) -> Tenso
     return looked_for / variance * (found - looked_for / 2)
 
 
-def leaning(view: ServerView, contributions: Tensor, mix: Tensor, variance: float) -> Tensor:
+def along_last(uploads: Tensor, last: Tensor) -> Tensor:
+    """(n,) how far each upload lies along the last one of its worker; NaN where that is zero."""
+    lengths = torch.linalg.vector_norm(last, dim=1)
+    found: Tensor = torch.linalg.vecdot(uploads, last) / lengths.clamp(min=TINY)
+    return found.masked_fill_(lengths == 0, torch.nan)
+
+
+def leaning(view: ServerView, contributions: Tensor, mix: Tensor, variance: float, found: Tensor) -> Tensor:
     """(n,) the log-likelihood ratio of "leans on its own last upload, as momentum makes it" against "does not".
 
     An honest worker mixes its last upload into every example before that is scaled, so that its next upload lies along
     the last one by what the scaled gradient lacks to the full length. Whoever sends fresh noise alone does not. The
     server's examples tell how far: no further than momentum times the length of an upload.
+
+    found: (n,) how far each upload lies along the last one of its worker (`along_last`); NaN tells nothing.
     """
-    if view.last is None or not view.momentum:
+    if not view.momentum:
         return torch.zeros_like(view.norms)
     length = view.momentum * view.noise_std * math.sqrt(view.uploads.shape[1])
     lean = (view.largest**2 - contributions.square().sum(1)).clamp(min=0.0).sqrt().clamp(max=length)
     expected = mix @ lean.view(mix.shape[1], -1).mean(1)
-    last = torch.linalg.vector_norm(view.last, dim=1)
-    found = torch.linalg.vecdot(view.uploads, view.last) / last.clamp(min=TINY)
     ratio = likelihood_ratio(found, expected, variance + expected.square() / view.batch)
-    return torch.where(last > 0, ratio, 0.0)
+    return torch.where(found.isnan(), 0.0, ratio)
