@@ -21,6 +21,7 @@ import pytest
 
 from noisegate import Compute, Spec, reference, run
 from noisegate.report import write_report
+from noisegate.report.page import Page, table
 from noisegate.sweeps.sweep import sweep
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -228,9 +229,60 @@ def test_a_phone_scrolls_down_only(browser, pages, name, width):
     assert browser.evaluate("document.documentElement.scrollWidth") <= width
     wide = browser.evaluate("Array.from(document.querySelectorAll('.plot')).map(p => p.getBoundingClientRect().right)")
     assert max(wide) <= width
-    if name == "one":
-        scrolls = "Array.from(document.querySelectorAll('.scroll')).some(t => t.scrollWidth > t.clientWidth)"
-        assert browser.evaluate(scrolls), "the wide table scrolls inside itself"
+    assert browser.evaluate(CUT) == [], "a table that is too wide is a list of blocks"
+    assert browser.evaluate("document.querySelectorAll('.stacked').length") >= 1
+
+
+CUT = """Array.from(document.querySelectorAll('.scroll')).filter(box => box.scrollWidth > box.clientWidth + 1)
+    .map(box => box.getAttribute('aria-label'))"""
+"""The tables of which something is cut off."""
+
+
+@pytest.mark.parametrize("width", [375, 768, 1400])
+@pytest.mark.parametrize("name", ["one", "many"])
+def test_nothing_of_a_table_is_cut_off(browser, pages, name, width):
+    browser.look(pages[name], width=width)
+    browser.evaluate("document.querySelectorAll('details').forEach(folded => folded.open = true)")
+    browser.wait_until(f"({CUT}).length == 0")
+    if name == "many":
+        edges = """Array.from(document.querySelectorAll('[aria-label=results] td'))
+            .filter(cell => cell.dataset.name.includes('accuracy')).map(cell => cell.getBoundingClientRect().right)"""
+        found = browser.evaluate(edges)
+        assert len(found) == 2
+        assert 0 < min(found) <= max(found) <= width, "the accuracy is on the screen"
+    if name == "many" and width == 1400:
+        assert browser.evaluate("document.querySelectorAll('.stacked').length") == 0, "there is room for tables"
+
+
+@pytest.mark.parametrize("width", [375, 1400])
+def test_a_table_is_sorted_by_mouse_and_keyboard(browser, tmp_path, width):
+    page = Page("Sorting")
+    long = "x" * (200 if width < 400 else 1)
+    rows = [["b 10", "0.5", "x"], ["b 9", "1,000", "x"], ["a", "–", "x"], ["c", "-2 %", long]]
+    page.section("Table", table(["name", "number", "words"], rows))
+    (tmp_path / "sorting.html").write_text(page.html())
+    browser.look(tmp_path / "sorting.html", width=width)
+    names = "Array.from(document.querySelectorAll('tbody tr')).map(row => row.cells[0].textContent)"
+    order = "Array.from(document.querySelectorAll('th')).map(head => head.getAttribute('aria-sort'))"
+    button = "document.querySelectorAll('th button')[{}]"
+    browser.evaluate(f"{button.format(1)}.click()")
+    assert browser.evaluate(names) == ["c", "b 10", "b 9", "a"], "by numbers, what has none last"
+    assert browser.evaluate(order) == [None, "ascending", None]
+    browser.evaluate(f"{button.format(1)}.click()")
+    assert browser.evaluate(names) == ["b 9", "b 10", "c", "a"], "what has none stays last"
+    assert browser.evaluate(order) == [None, "descending", None]
+    browser.evaluate(f"{button.format(1)}.click()")
+    assert browser.evaluate(names) == ["b 10", "b 9", "a", "c"], "as it was written"
+    assert browser.evaluate(order) == [None, None, None]
+    browser.evaluate(f"{button.format(0)}.focus()")
+    assert browser.evaluate("document.activeElement.textContent") == "name"
+    key = {"key": "Enter", "code": "Enter", "windowsVirtualKeyCode": 13, "text": "\r"}
+    browser.ask("Input.dispatchKeyEvent", type="keyDown", **key)
+    browser.ask("Input.dispatchKeyEvent", type="keyUp", **key)
+    browser.wait_until("document.querySelector('th').getAttribute('aria-sort') == 'ascending'")
+    assert browser.evaluate(names) == ["a", "b 9", "b 10", "c"], "words with numbers in them, by these"
+    assert browser.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", "the focus is seen"
+    assert browser.complaints() == []
 
 
 def test_what_users_wrote_stays_text(browser, pages):
@@ -274,6 +326,7 @@ def test_words_stand_out(browser, pages, dark):
     for words, behind in [("text", "page"), ("text", "card"), ("quiet", "page"), ("quiet", "card"), ("link", "card")]:
         assert contrast(color(words), color(behind)) >= 4.5, (words, behind)
     assert contrast(color("bad"), color("bad-back")) >= 4.5
+    assert contrast(color("text"), color("shade")) >= 4.5
     for line in ("honest", "byzantine", *(f"line-{i}" for i in range(6))):
         assert contrast(color(line), color("card")) >= 3, line
 

@@ -10,6 +10,7 @@ import zipfile
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib import resources
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,12 +21,14 @@ from conftest import sealed
 from noisegate import Compute, Spec, SpecError, StoreError, reference, run, undefended
 from noisegate.report import figures, numbers, report, write_report
 from noisegate.report.charts import MEANINGS
+from noisegate.report.facets import MOST_LINES, attack_maps, axes_of, facets
 from noisegate.report.figures import write_figures
 from noisegate.report.folders import Verdicts, read_run
 from noisegate.report.numbers import privacy_spent, shares_by_reason, timeline_of
 from noisegate.report.page import Page, table
 from noisegate.report.run_page import run_page
-from noisegate.report.sweeps import MOST_LINES, axis_of, facets, read_sweep_folder
+from noisegate.report.sweeps import Group, SweepRecord, read_sweep_folder
+from noisegate.report.words import of_run, of_sweep
 from noisegate.runs.promise import STATED
 from noisegate.sweeps.sweep import SweepFolder, sweep
 from noisegate.views import Reason
@@ -231,11 +234,7 @@ def test_the_axes_are_honest(made):
     verdicts, unused = page.chart("Timeline"), page.chart("Uploads that were not used")
     assert accuracy["layout"]["yaxis"]["range"] == [0, 1.005]
     assert accuracy["layout"]["xaxis"]["range"][0] == 0
-    assert {trace["name"] for trace in accuracy["data"]} == {
-        "this run",
-        "reference, after its last round",
-        "undefended, after its last round",
-    }
+    assert [trace["name"] for trace in accuracy["data"]] == ["this run", "reference", "undefended"]
     assert unused["layout"]["yaxis"]["range"] == unused["layout"]["yaxis2"]["range"] == [0, 1]
     assert privacy["layout"]["yaxis"]["range"][0] == 0
     assert [trace["zmin"] for trace in verdicts["data"]] == [-0.5, -0.5]
@@ -355,6 +354,44 @@ def test_another_runs_reference_is_not_taken(made, folder):
     page = read(folder)
     assert "reference accuracy" not in page.text
     assert "The reference was not run" in page.text
+
+
+def test_the_reference_and_the_undefended_run_are_curves(made):
+    for word, trace in zip(("reference", "undefended"), read(made).chart("Accuracy over")["data"][1:], strict=True):
+        curve = json.loads((made / word / "result.json").read_text())["curve"]
+        assert trace["x"] == [line["round"] for line in curve]
+        assert trace["y"] == [line["accuracy"] for line in curve]
+
+
+def test_a_group_of_which_nothing_was_refused_has_words_and_no_empty_panel(made):
+    record = read_run(made)
+    curve = [{**line, "rejected": {"norm": {"honest": 0, "byzantine": 3}}} for line in record.curve]
+    page = read_page(run_page(replace(record, curve=curve)).html())
+    assert "Honest workers: none refused." in page.text
+    assert "yaxis2" not in page.chart("Uploads that were not used")["layout"]
+    page = read_page(run_page(replace(record, curve=[{**line, "rejected": {}} for line in curve])).html())
+    assert "None refused: every upload was used in every round." in page.text
+
+
+def test_a_run_begins_with_a_verdict_in_plain_words(made):
+    record = read_run(made)
+    right = [[sum(map(sum, record.result["confusion"])), 0], [0, 0]]
+
+    def lead(accuracy, clean=0.9, **changes):
+        result = {**record.result, "accuracy": accuracy, "confusion": right, **changes}
+        beside = {} if clean is None else {"reference": {**result, "accuracy": clean}}
+        return of_run(replace(record, result=result, beside=beside))[0]
+
+    assert lead(0.89) == "The attack did no harm that could be told from chance."
+    assert lead(0.5) == "The attack cost 40.0 points of accuracy."
+    assert lead(0.5, clean=None).startswith("What the attack cost is not known")
+    assert lead(0.5, majority_share=0.5).startswith("The model learned next to nothing")
+    assert lead(0.5, attack="none") == "The model is right on 50.0% of the test examples; nobody attacked."
+    assert of_run(replace(record, result=None)) == ("", [])
+    page = read(made)
+    assert page.text.index("In short") < page.text.index("Summary")
+    assert "15 of 25 workers attacked (gaussian)" in page.text
+    assert "Undefended it would be right on" in page.text
 
 
 # --- what is not whole -----------------------------------------------------------------------------------------------
@@ -593,9 +630,10 @@ def test_a_sweep_is_drawn_against_what_varies(swept):
     place, _ = swept
     record = read_sweep_folder(place)
     assert list(record.varying) == ["byzantine", "aggregator", "seed"]
-    assert axis_of(record) == "byzantine"
+    assert axes_of(record) == ["byzantine"]
     against, courses = read(place).data.values()
-    assert [trace["name"] for trace in against["data"]] == ["aggregator mean", "aggregator median"]
+    assert [trace["name"] for trace in against["data"]] == ["mean (undefended)", "median"]
+    assert against["layout"]["legend"]["title"]["text"] == "aggregator", "said once, and not with every line"
     assert against["data"][0]["x"] == [0.0, 0.4]
     assert against["layout"]["yaxis"]["range"] == [0, 1.005]
     assert against["data"][0]["error_y"]["array"][0] >= 0
@@ -610,6 +648,77 @@ def test_the_reference_of_a_sweep_is_found_in_it(swept):
     record = read_sweep_folder(place.parent / "clean")
     accuracy = SweepFolder(place.parent / "clean").cell(clean).result["accuracy"]
     assert [group.references for group in record.groups if group.settings["byzantine"] == 0.4] == [[accuracy]]
+
+
+def group(settings, accuracy, **more):
+    """A group of one run that is done."""
+    return Group(settings, [SimpleNamespace(status="done")], [accuracy], [], [{1: accuracy}], **more)
+
+
+def sweep_of(groups, **common):
+    """A record of these groups."""
+    keys = list(dict.fromkeys(key for each in groups for key in each.settings))
+    varying = {key: list({each.settings[key]: 0 for each in groups}) for key in keys}
+    return SweepRecord(Path("sweep"), [], groups, varying, common)
+
+
+def test_a_sweep_of_attacks_and_aggregators_has_a_map_and_says_what_is_worst():
+    cells = {("inner", "median"): 0.3, ("inner", "krum"): 0.6, ("zero", "median"): 0.8, ("zero", "krum"): 0.7}
+    groups = [group({"attack": a, "aggregator": b}, value) for (a, b), value in cells.items()]
+    clean = group({"attack": "none", "aggregator": "mean"}, 0.9, role="reference")
+    (found,) = attack_maps(sweep_of([*groups, clean]))
+    assert (found.title, found.attacks, found.aggregators) == ("", ["inner", "zero"], ["median", "krum"])
+    assert found.values == cells, "and not the reference"
+    assert found.worst("median") == (0.3, "inner")
+    first, more = of_sweep(sweep_of([*groups, clean]))
+    assert first == "krum withstands these attacks best: at worst 0.600 (inner)."
+    assert more[0] == "median falls to 0.300 (inner)."
+    assert attack_maps(sweep_of(groups[:2])) == [], "one attack is no map"
+    twice = [group({**each.settings, "epsilon": e}, each.accuracies[0]) for each in groups for e in (1.0, 2.0)]
+    assert [each.title for each in attack_maps(sweep_of(twice))] == ["epsilon 1", "epsilon 2"]
+
+
+def test_a_map_is_a_table_of_shades(tmp_path, swept):
+    _, specs = swept
+    grid = [replace(specs[2], aggregator=b, attack=a) for a in ("gaussian", "zero") for b in ("mean", "median")]
+    sweep(grid, tmp_path, compute=ONE, jobs=1)
+    page = read(tmp_path)
+    assert "Attacks and aggregators" in page.text
+    shades = {found["style"] for found in page.all("td") if found.get("class") == "number shade"}
+    accuracies = [SweepFolder(tmp_path).cell(spec).result["accuracy"] for spec in grid]
+    assert shades == {f"--share: {round(100 * value)}%" for value in accuracies}
+    assert "withstands these attacks best" in page.text
+
+
+def test_against_epsilon_stand_the_reference_no_privacy_and_the_paper():
+    models = ("cnn", "linear")
+    groups = [
+        replace(group({"epsilon": e, "sigma": None, "model": m}, 0.5 + e / 8), references=[0.6 + e / 8])
+        for m in models
+        for e in (0.125, 2.0)
+    ]
+    groups += [group({"epsilon": None, "sigma": 0.0, "model": m}, 0.9, private=False) for m in models]
+    record = sweep_of(groups, dataset="fashion", non_iid=False)
+    assert axes_of(record) == ["epsilon"]
+    (facet,) = facets(record, "epsilon")
+    assert (facet.legend, list(facet.lines)) == ("model", ["cnn", "linear"])
+    assert facet.beside["reference"] == [(0.125, 0.615625), (2.0, 0.85)]
+    assert facet.beside["no privacy"] == [(0.125, 0.9), (2.0, 0.9)]
+    assert facet.beside["the paper, no attack"] == [(0.125, 0.7), (0.25, 0.75), (0.5, 0.78), (1.0, 0.79), (2.0, 0.8)]
+    assert facet.beside["the paper, no privacy"] == [(0.125, 0.88), (2.0, 0.88)]
+    (elsewhere,) = facets(sweep_of(groups, dataset="digits"), "epsilon")
+    assert set(elsewhere.beside) == {"reference", "no privacy"}, "the paper has no numbers of it"
+
+
+def test_a_legend_has_only_what_varies_and_does_not_follow():
+    """The worker follows from the model, and a setting of one attack is no setting of another."""
+    both = [("mlp", "normalized"), ("linear", "clipped")]
+    record = sweep_of([group({"epsilon": e, "model": m, "worker": w}, 0.5) for m, w in both for e in (1.0, 2.0)])
+    assert [(found.legend, list(found.lines)) for found in facets(record, "epsilon")] == [("model", ["mlp", "linear"])]
+    attacks = [group({"attack": "inner", "attack.scale": s, "rate": 0.1}, 0.5) for s in (1.0, 2.0)]
+    attacks.append(group({"attack": "zero", "attack.scale": None, "rate": 0.2}, 0.5))
+    (found,) = facets(sweep_of(attacks), None)
+    assert list(found.lines) == ["attack inner, attack.scale 1", "attack inner, attack.scale 2", "attack zero"]
 
 
 def test_many_lines_are_dealt_to_several_charts(swept):

@@ -10,9 +10,10 @@ import numpy as np
 from noisegate.errors import SpecError, StoreError
 from noisegate.report import put
 from noisegate.report.charts import GROUP_NAMES
+from noisegate.report.facets import MOST_CHARTS, AttackMap, Facet, attack_maps, axes_of, facets
 from noisegate.report.folders import RunRecord, kind_of, read_run
 from noisegate.report.numbers import GROUPS, Timeline, privacy_spent, shares_by_reason, timeline_of
-from noisegate.report.sweeps import MOST_CHARTS, Facet, SweepRecord, axis_of, facets, mean, read_sweep_folder
+from noisegate.report.sweeps import SweepRecord, mean, read_sweep_folder
 from noisegate.report.targets import recalls_of
 from noisegate.views import Reason
 
@@ -98,16 +99,19 @@ def _of_run(record: RunRecord) -> dict[str, Callable[[], Any]]:
 
 
 def _of_sweep(record: SweepRecord) -> dict[str, Callable[[], Any]]:
-    axis = axis_of(record)
-    found = [
-        facet
-        for facet in facets(record, axis)
-        if any(group.accuracies for groups in facet.lines.values() for group in groups)
-    ]
     drawings: dict[str, Callable[[], Any]] = {}
-    for i, facet in enumerate(found[:MOST_CHARTS], 1):
-        name = "accuracy" if len(found) == 1 else f"accuracy-{i}"
-        drawings[name] = lambda facet=facet: _against(facet, axis) if axis else _ranges(facet)  # type: ignore[misc]
+    for place, axis in enumerate(axes_of(record) or [None]):
+        found = [
+            facet
+            for facet in facets(record, axis)
+            if any(group.accuracies for groups in facet.lines.values() for group in groups)
+        ]
+        stem = f"accuracy-{axis}" if place else "accuracy"
+        for i, facet in enumerate(found[:MOST_CHARTS], 1):
+            name = stem if len(found) == 1 else f"{stem}-{i}"
+            drawings[name] = lambda facet=facet, axis=axis: _against(facet, axis) if axis else _ranges(facet)  # type: ignore[misc]
+    for i, found_map in enumerate(attack_maps(record)[:MOST_CHARTS], 1):
+        drawings[f"attacks-{i}"] = lambda found=found_map: _map(found)  # type: ignore[misc]
     return drawings
 
 
@@ -121,10 +125,10 @@ def _new(rows: int = 1, height: float = 3.0, ratios: list[int] | None = None) ->
 
 def _accuracy(record: RunRecord) -> Any:
     figure, (axes,) = _new()
-    at = [line["round"] for line in record.curve]
-    axes.plot(at, [line["accuracy"] for line in record.curve], "o-", color=LINES[0], markersize=3, label="this run")
-    for i, (word, result) in enumerate(sorted(record.beside.items()), 1):
-        axes.axhline(result["accuracy"], color=LINES[i], linestyle=STYLES[i], label=f"{word}, after its last round")
+    curves = {"this run": record.curve, **{word: result["curve"] for word, result in sorted(record.beside.items())}}
+    for i, (word, curve) in enumerate(curves.items()):
+        look = {"color": LINES[i], "linestyle": STYLES[i], "marker": MARKERS[i], "markersize": 3, "label": word}
+        axes.plot([line["round"] for line in curve], [line["accuracy"] for line in curve], **look)
     _unit(axes)
     axes.set(xlabel="round", title=record.title)
     axes.legend(loc="lower right")
@@ -201,7 +205,7 @@ def _byzantine_weight(timeline: Timeline) -> Any:
 
 
 def _unused(curve: list[dict[str, Any]]) -> Any:
-    shares = shares_by_reason(curve)
+    shares = {group: reasons for group, reasons in shares_by_reason(curve).items() if reasons}
     figure, many = _new(len(shares), 1.2 + 1.6 * len(shares))
     ends = np.array([line["round"] for line in curve])
     starts = np.array([0, *ends[:-1]])
@@ -237,13 +241,17 @@ def _against(facet: Facet, axis: str) -> Any:
             look = {"color": LINES[i % 6], "linestyle": STYLES[i % 6], "marker": MARKERS[i % 6], "markersize": 4}
             middles, spread = _spread([group.accuracies for group in ended])
             axes.errorbar(x, middles, yerr=spread, capsize=2, label=label, **look)
+    for i, (name, points) in enumerate(facet.beside.items()):
+        look = {"color": "#4f5863", "linestyle": STYLES[(i + 1) % 6], "marker": MARKERS[i % 6], "markersize": 4}
+        axes.plot(*zip(*points, strict=True), markerfacecolor="none", linewidth=1, label=name, **look)
+        values |= {at for at, _ in points}
     if min(values) > 0 and max(values) / min(values) >= 8:
         axes.set_xscale("log")
         axes.set_xticks(sorted(values), [f"{value:g}" for value in sorted(values)])
         axes.minorticks_off()
     _unit(axes)
     axes.set(xlabel=axis, title=facet.title)
-    figure.legend(loc="outside lower center", ncols=2)
+    figure.legend(loc="outside lower center", ncols=2, title=facet.legend or None)
     return figure
 
 
@@ -254,7 +262,21 @@ def _ranges(facet: Facet) -> Any:
     axes.errorbar(middles, range(len(ended)), xerr=spread, fmt="o", color=LINES[0], capsize=2)
     axes.set_yticks(range(len(ended)), [label for label, _ in ended])
     axes.invert_yaxis()
-    axes.set(xlabel="accuracy", xlim=(0, 1), title=facet.title)
+    axes.set(xlabel="accuracy", ylabel=facet.legend, xlim=(0, 1), title=facet.title)
+    return figure
+
+
+def _map(found: AttackMap) -> Any:
+    wide, high = len(found.aggregators), len(found.attacks)
+    figure, (axes,) = _new(height=1.2 + 0.3 * high)
+    values = [[found.values.get((row, column), np.nan) for column in found.aggregators] for row in found.attacks]
+    axes.imshow(values, cmap="Blues", vmin=0, vmax=1.6, aspect="auto")  # pale enough for dark numbers
+    for row, column in np.ndindex(high, wide):
+        told = f"{values[row][column]:.3f}" if np.isfinite(values[row][column]) else "–"
+        axes.text(column, row, told, ha="center", va="center")
+    axes.set_xticks(range(wide), found.aggregators)
+    axes.set_yticks(range(high), found.attacks)
+    axes.set(xlabel="aggregator", ylabel="attack", title=found.title)
     return figure
 
 

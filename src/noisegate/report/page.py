@@ -58,13 +58,13 @@ class Page:
         """The whole page as HTML."""
         files = resources.files("noisegate.report")
         style = (files / "style.css").read_text(encoding="utf-8")
-        scripts = []
+        scripts = [(files / "page.js").read_text(encoding="utf-8")]
         if self.charts:
             from plotly.offline import get_plotlyjs  # here, since only a page with charts needs it
 
-            scripts = [get_plotlyjs(), (files / "page.js").read_text(encoding="utf-8")]
+            scripts = [get_plotlyjs(), *scripts]
         # Only the scripts that stand here may run, and nothing may be loaded: a second lock beside the escaping.
-        allowed = " ".join(f"'{_digest(script)}'" for script in scripts) or "'none'"
+        allowed = " ".join(f"'{_digest(script)}'" for script in scripts)
         policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
         ending = "\n".join(f"<script>{script}</script>" for script in scripts)
         needs = "<noscript><p>The charts need JavaScript; the tables do not.</p></noscript>" if self.charts else ""
@@ -127,32 +127,67 @@ class Link:
     target: str
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], caption: str = "", label: str = "") -> str:
-    """A table, which scrolls on its own if it is too wide. Columns of numbers are aligned to the right."""
+@dataclass(frozen=True)
+class Shade:
+    """A cell of a map: a number in words, and the share from 0 to 1 of the color behind it."""
+
+    words: str
+    share: float
+
+
+MOST_UNBROKEN = 40
+"""The largest number of characters of a cell that stays on one line."""
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    caption: str = "",
+    label: str = "",
+    sort: bool = True,
+    dense: bool = False,
+) -> str:
+    """A table. Columns of numbers are aligned to the right.
+
+    sort: whether people may sort it by a column. dense: whether it is a matrix of short numbers, close together.
+    The page's script turns its rows into blocks of names and values where it does not fit; without the script it
+    scrolls on its own.
+    """
     rows = [list(row) for row in rows]
     right = [all(_like_number(row[i]) for row in rows if i < len(row)) and bool(rows) for i in range(len(columns))]
     head = "".join(
         f'<th scope="col"{_right(is_right)}>{text(column)}</th>'
         for column, is_right in zip(columns, right, strict=True)
     )
+    names = [text(column) for column in columns]
     body = "".join(
-        "<tr>" + "".join(_cell(value, i < len(right) and right[i]) for i, value in enumerate(row)) + "</tr>"
+        "<tr>"
+        + "".join(
+            _cell(value, names[i] if i < len(names) else "", i < len(right) and right[i]) for i, value in enumerate(row)
+        )
+        + "</tr>"
         for row in rows
     )
     said = f"<caption>{text(caption)}</caption>" if caption else ""
     name = text(label or caption or ", ".join(columns))
+    kinds = [*(["sortable"] if sort and len(rows) > 1 else []), *(["dense"] if dense else [])]
+    kind = f' class="{" ".join(kinds)}"' if kinds else ""
     return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table>{said}'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{name}"><table{kind}>{said}'
         f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def _cell(value: Any, right: bool) -> str:
+def _cell(value: Any, name: str, right: bool) -> str:
+    """A cell. name: that of its column, escaped."""
     if isinstance(value, Link):
-        return f'<td><a href="{text(value.target)}">{text(value.words)}</a></td>'
+        return f'<td data-name="{name}"><a href="{text(value.target)}">{text(value.words)}</a></td>'
+    if isinstance(value, Shade):
+        share = max(0, min(100, round(100 * value.share)))
+        return f'<td data-name="{name}" class="number shade" style="--share: {share}%">{text(value.words)}</td>'
     words = "" if value is None else str(value)
-    kind = ' class="number"' if right else ' class="message"' if len(words) > 60 else ""
-    return f"<td{kind}>{text(words)}</td>"
+    kind = ' class="number"' if right else ' class="message"' if len(words) > MOST_UNBROKEN else ""
+    return f'<td data-name="{name}"{kind}>{text(words)}</td>'
 
 
 def _right(is_right: bool) -> str:
@@ -160,7 +195,7 @@ def _right(is_right: bool) -> str:
 
 
 def _like_number(value: Any) -> bool:
-    if number(value):
+    if number(value) or isinstance(value, Shade):
         return True
     if not isinstance(value, str):
         return value is None

@@ -7,6 +7,7 @@ from noisegate.report.charts import (
     GROUP_COLORS,
     GROUP_NAMES,
     LINES,
+    SYMBOLS,
     Chart,
     color_of,
     layout_of,
@@ -18,33 +19,22 @@ from noisegate.views import Reason
 
 
 def accuracy(record: RunRecord) -> Chart:
-    """The accuracy over the rounds, and the final accuracies of the runs it is compared with as horizontal lines."""
-    at = [line["round"] for line in record.curve]
-    total = int(record.result["rounds"]) if record.result else max(at, default=1)
+    """The accuracy over the rounds, with those of the runs it is compared with."""
+    total = int(record.result["rounds"]) if record.result else max((line["round"] for line in record.curve), default=1)
+    curves = {"this run": record.curve, **{word: result["curve"] for word, result in sorted(record.beside.items())}}
     data = [
         {
             "type": "scatter",
             "mode": "lines+markers",
-            "name": "this run",
-            "x": at,
-            "y": [line["accuracy"] for line in record.curve],
-            "line": {"color": LINES[0], "width": 2},
-            "marker": {"color": LINES[0], "size": 6},
-            "hovertemplate": "round %{x}: accuracy %{y:.3f}<extra></extra>",
+            "name": word,
+            "x": [line["round"] for line in curve],
+            "y": [line["accuracy"] for line in curve],
+            "line": {"color": LINES[i], "dash": DASHES[i], "width": 2},
+            "marker": {"color": LINES[i], "symbol": SYMBOLS[i], "size": 6 if i == 0 else 5},
+            "hovertemplate": f"{word}, round %{{x}}: accuracy %{{y:.3f}}<extra></extra>",
         }
+        for i, (word, curve) in enumerate(curves.items())
     ]
-    for i, (word, result) in enumerate(sorted(record.beside.items()), 1):
-        data.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": f"{word}, after its last round",
-                "x": [0, total],
-                "y": [result["accuracy"]] * 2,
-                "line": {"color": LINES[i], "dash": DASHES[i], "width": 2},
-                "hovertemplate": f"{word} {result['accuracy']:.3f}<extra></extra>",
-            }
-        )
     return {"data": data, "layout": layout_of("round", "accuracy", x_range=[0, total * 1.02], unit=True)}
 
 
@@ -160,12 +150,15 @@ def byzantine_weight(timeline: Timeline) -> Chart:
 
 
 def unused(curve: list[dict[str, Any]]) -> Chart:
-    """The shares of uploads that were not used, by reason, in stacked bars as wide as the rounds they count."""
+    """The shares of uploads that were not used, by reason, in stacked bars as wide as the rounds they count.
+
+    A group of which every upload was used has no panel.
+    """
     ends = [int(line["round"]) for line in curve]
     starts = [0, *ends[:-1]]
     data = []
     layout = layout_of("round", "", x_range=[0, ends[-1] + 0.5])
-    found = shares_by_reason(curve)
+    found = {group: shares for group, shares in shares_by_reason(curve).items() if shares}
     shown: set[Reason] = set()
     for i, (group, shares) in enumerate(found.items(), 1):
         axis = "" if i == 1 else str(i)
@@ -178,16 +171,16 @@ def unused(curve: list[dict[str, Any]]) -> Chart:
             "title": {"text": GROUP_NAMES[group]},
         }
         layout["xaxis"]["anchor"] = f"y{axis}"
-        for reason in shares or [Reason.SCORE]:
+        for reason in shares:
             data.append(
                 {
                     "type": "bar",
                     "name": reason.word,
                     "legendgroup": reason.word,
-                    "showlegend": reason not in shown and bool(shares),
+                    "showlegend": reason not in shown,
                     "x": [(start + end) / 2 + 0.5 for start, end in zip(starts, ends, strict=True)],
                     "width": [end - start for start, end in zip(starts, ends, strict=True)],
-                    "y": [short(share) for share in shares.get(reason, [0.0] * len(ends))],
+                    "y": [short(share) for share in shares[reason]],
                     "yaxis": f"y{axis}",
                     "text": [f"rounds {start + 1} to {end}" for start, end in zip(starts, ends, strict=True)],
                     "textposition": "none",
@@ -195,7 +188,7 @@ def unused(curve: list[dict[str, Any]]) -> Chart:
                     "hovertemplate": f"{GROUP_NAMES[group]}, %{{text}}: %{{y:.1%}} {reason.word}<extra></extra>",
                 }
             )
-            shown |= {reason} if shares else set()
+            shown |= {reason}
     layout |= {"barmode": "stack", "bargap": 0, "height": 380 if len(found) > 1 else 280}
     return {"data": data, "layout": layout}
 

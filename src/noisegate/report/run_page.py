@@ -7,20 +7,19 @@ import numpy as np
 from noisegate.checks import rounded
 from noisegate.report import run_charts
 from noisegate.report.charts import GROUP_NAMES, MEANINGS
-from noisegate.report.folders import RunRecord, number
+from noisegate.report.folders import RunRecord
 from noisegate.report.numbers import GROUPS, Timeline, privacy_spent, shares_by_reason, timeline_of
 from noisegate.report.page import Page, bullets, extra_tables, headline, paragraph, table, text
+from noisegate.report.run_summary import ONE_SEED, summary
 from noisegate.report.targets import (
-    balance,
     confusion_section,
     fallback_section,
     one_class_section,
-    own_metrics,
     recall_section,
-    success,
     worker_section,
+    written,
 )
-from noisegate.runs.promise import STATED
+from noisegate.report.words import of_run, verdict_section
 from noisegate.views import TESTS, Reason
 
 STATES = {
@@ -45,7 +44,8 @@ def run_page(record: RunRecord) -> Page:
         )
     fallback_section(page, record)
     one_class_section(page, record)
-    page.section("Summary", headline(_headline(record)), paragraph(ONE_SEED, "quiet"))
+    verdict_section(page, of_run(record))
+    page.section("Summary", headline(summary(record)), paragraph(ONE_SEED, "quiet"))
     _accuracy(page, record)
     recall_section(page, record)
     confusion_section(page, record)
@@ -75,56 +75,6 @@ def _size(record: RunRecord) -> str:
     )
 
 
-ONE_SEED = (
-    "This is one run with one seed. Another seed gives another accuracy; a sweep over seeds shows how much they differ."
-)
-"""The note below the summary of a run."""
-
-
-def _headline(record: RunRecord) -> list[tuple[str, str, str]]:
-    result = record.result
-    if result is None:
-        if not record.curve:
-            return [("accuracy", "–", "not evaluated yet")]
-        last = record.curve[-1]
-        return [("accuracy so far", f"{last['accuracy']:.3f}", f"after round {last['round']}")]
-    shown = [
-        ("accuracy", f"{result['accuracy']:.3f}", f"after the last round; best seen {result['best_accuracy']:.3f}")
-    ]
-    shown += balance(record) + own_metrics(record)
-    if "reference" in record.beside:
-        clean = record.beside["reference"]["accuracy"]
-        shown.append(("reference accuracy", f"{clean:.3f}", "same private training, honest workers only, plain mean"))
-    if "undefended" in record.beside:
-        bare = record.beside["undefended"]["accuracy"]
-        shown.append(("undefended", f"{bare:.3f}", "plain mean under the same attack"))
-    by = "stated, not checked" if result.get("accountant") == STATED else str(result.get("accountant", "?")).upper()
-    if result["sigma"] == 0:
-        shown.append(("epsilon", "none", "sigma is 0: nothing is private"))
-    else:
-        shown.append(("epsilon", rounded(result["epsilon"], 3), f"delta {result['delta']:.2g}, {by}"))
-    shown += success(record) + _uploads(result)
-    if number(result.get("seconds")) and number(result.get("ms_per_round")):
-        shown.append(("time", f"{result['seconds']:.1f} s", f"{result['ms_per_round']:.1f} ms a round"))
-    return shown
-
-
-def _uploads(result: dict[str, Any]) -> list[tuple[str, str, str]]:
-    """What became of the uploads. The results of earlier versions have no weight, only the head count."""
-    shown = []
-    if number(result.get("honest_rejected")):
-        shown.append(("honest uploads refused", f"{result['honest_rejected']:.1%}", "by a test, although honest"))
-    used = f"{result['byzantine_selected']:.1%}" if number(result.get("byzantine_selected")) else "–"
-    if number(result.get("byzantine_weight")):
-        note = f"of the model's updates; {used} of the uploads used, by head count"
-        shown.append(("weight of Byzantine uploads", f"{result['byzantine_weight']:.1%}", note))
-    elif used != "–":
-        shown.append(("Byzantine uploads used", used, "of the uploads used, by head count"))
-    if number(result.get("missing")) and result["missing"] > 0:
-        shown.append(("uploads missing", f"{result['missing']:.1%}", "did not arrive, which accuses nobody"))
-    return shown
-
-
 def _accuracy(page: Page, record: RunRecord) -> None:
     if not record.curve:
         page.section("Accuracy over the rounds", paragraph("No round was evaluated yet."))
@@ -135,7 +85,15 @@ def _accuracy(page: Page, record: RunRecord) -> None:
         f"{last['accuracy']:.3f} after round {last['round']}"
     )
     beside = "".join(f"; {word} {result['accuracy']:.3f}" for word, result in sorted(record.beside.items()))
-    numbers = table(["round", "accuracy"], [(line["round"], f"{line['accuracy']:.4f}") for line in record.curve])
+    others = {
+        word: {line["round"]: line["accuracy"] for line in result["curve"]}
+        for word, result in sorted(record.beside.items())
+    }
+    rows = [
+        (line["round"], f"{line['accuracy']:.4f}", *(written(found.get(line["round"])) for found in others.values()))
+        for line in record.curve
+    ]
+    numbers = table(["round", "accuracy", *others], rows)
     missing = "" if "reference" in record.beside else " The reference was not run, or is not in this folder."
     caption = f"Accuracy on the test set, at each evaluation. The axis goes from 0 to 1.{missing}"
     page.section("Accuracy over the rounds", page.chart(run_charts.accuracy(record), label + beside, caption, numbers))
@@ -210,20 +168,21 @@ def _unused(page: Page, record: RunRecord) -> None:
         for group, reasons in shares.items()
         for reason, found in reasons.items()
     ]
+    whole = [group for group, reasons in shares.items() if not reasons]
     if not rows:
-        page.section(title, paragraph("Every upload was used in every round."))
+        page.section(title, paragraph("None refused: every upload was used in every round."))
         return
     label = f"{title}, over the rounds. " + "; ".join(
         f"{group}, {reason}: from {low} to {high}" for group, reason, low, high, _ in rows
     )
-    caption = (
-        "Share of each group's uploads between two evaluations. Honest workers are above, Byzantine workers below. "
-        "The axis goes from 0 to 100 %."
-    )
+    caption = f"Share of {'the' if whole else 'each'} group's uploads between two evaluations. "
+    caption += "" if whole or len(shares) == 1 else "Honest workers are above, Byzantine workers below. "
+    caption += "The axis goes from 0 to 100 %."
+    said = paragraph("".join(f"{GROUP_NAMES[group].capitalize()} workers: none refused." for group in whole))
     if any(Reason.MISSING in reasons for reasons in shares.values()):
         caption += " A missing upload did not arrive; it is not refused, and accuses nobody."
     numbers = table(["workers", "reason", "lowest", "highest", "last"], rows)
-    page.section(title, page.chart(run_charts.unused(record.curve), label, caption, numbers))
+    page.section(title, said, page.chart(run_charts.unused(record.curve), label, caption, numbers))
 
 
 def _byzantine_weight(page: Page, timeline: Timeline | None) -> None:

@@ -3,8 +3,12 @@
 import html
 from typing import Any
 
-from noisegate.report.charts import LINES, Chart, layout_of, look_of, short
-from noisegate.report.sweeps import Facet, mean
+from noisegate.report.charts import DASHES, LINES, Chart, layout_of, look_of, short
+from noisegate.report.facets import Facet
+from noisegate.report.sweeps import mean
+
+OPEN = ["circle-open", "square-open", "diamond-open", "triangle-up-open", "x-open", "cross-open"]
+"""The markers of lines that others are compared with."""
 
 
 def against(facet: Facet, axis: str) -> Chart:
@@ -30,7 +34,10 @@ def against(facet: Facet, axis: str) -> Chart:
                 **look_of(i),
             }
         )
-    layout = layout_of(axis, "accuracy", unit=True)
+    data += [_beside(name, points, i) for i, (name, points) in enumerate(facet.beside.items())]
+    values |= {at for points in facet.beside.values() for at, _ in points}
+    layout = _legend(layout_of(axis, "accuracy", unit=True), facet)
+    layout["height"] = 380 if facet.beside else layout["height"]
     if values and min(values) > 0 and max(values) / min(values) >= 8:
         ticks = sorted(values)
         layout["xaxis"] |= {"type": "log", "title": {"text": f"{axis} (logarithmic)"}, "tickvals": ticks}
@@ -38,6 +45,21 @@ def against(facet: Facet, axis: str) -> Chart:
     elif values and min(values) >= 0 and max(values) <= 1:
         layout["xaxis"]["range"] = [0, 1]
     return {"data": data, "layout": layout}
+
+
+def _beside(name: str, points: list[tuple[float, float]], i: int) -> dict[str, Any]:
+    """A line to compare the others with: gray, with open markers."""
+    look = {"color": "--quiet", "dash": DASHES[(i + 1) % len(DASHES)], "width": 1.5}
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "name": html.escape(name, quote=False),
+        "x": [at for at, _ in points],
+        "y": [short(value) for _, value in points],
+        "line": look,
+        "marker": {"color": "--quiet", "symbol": OPEN[i % len(OPEN)], "size": 8},
+        "hovertemplate": f"{html.escape(name)}, %{{x:g}}: %{{y:.3f}}<extra></extra>",
+    }
 
 
 def ranges(facet: Facet) -> Chart:
@@ -57,7 +79,7 @@ def ranges(facet: Facet) -> Chart:
             "hovertemplate": "%{y}: %{x:.3f} (%{text})<extra></extra>",
         }
     ]
-    layout = layout_of("accuracy", "")
+    layout = layout_of("accuracy", html.escape(facet.legend, quote=False))
     layout["xaxis"]["range"] = [0, 1]
     layout["yaxis"] |= {"type": "category", "autorange": "reversed"}
     layout["height"] = 110 + 28 * len(ended)
@@ -82,7 +104,16 @@ def courses(facet: Facet) -> Chart:
                     }
                 )
     last = max((trace["x"][-1] for trace in data), default=1)
-    return {"data": data, "layout": layout_of("round", "accuracy", x_range=[0, last * 1.02], unit=True)}
+    layout = _legend(layout_of("round", "accuracy", x_range=[0, last * 1.02], unit=True), facet)
+    return {"data": data, "layout": layout}
+
+
+def _legend(layout: dict[str, Any], facet: Facet) -> dict[str, Any]:
+    """The layout with the setting that the lines are values of above them."""
+    layout["legend"] |= (
+        {"title": {"text": html.escape(facet.legend, quote=False), "font": {"size": 13}}} if facet.legend else {}
+    )
+    return layout
 
 
 def _bars(accuracies: list[list[float]], middles: list[float], color: str) -> dict[str, Any]:

@@ -4,20 +4,18 @@ import os
 from pathlib import Path
 
 from noisegate.report import sweep_charts
+from noisegate.report.facets import MOST_CHARTS, Facet, attack_maps, axes_of, facets
 from noisegate.report.folders import number
-from noisegate.report.page import Link, Page, bullets, extra_tables, headline, paragraph, table, text
+from noisegate.report.page import Link, Page, Shade, bullets, extra_tables, headline, paragraph, table, text
 from noisegate.report.sweeps import (
-    MOST_CHARTS,
     STATUSES,
-    Facet,
     Group,
     SweepRecord,
-    axis_of,
-    facets,
     flatten,
     mean,
     show,
 )
+from noisegate.report.words import of_sweep, verdict_section
 
 MOST_RUNS = 300
 """The largest number of rows of the list of runs."""
@@ -30,6 +28,13 @@ MOST_COURSES = 6
 
 MOST_PROBLEMS = 20
 """The largest number of problems that are listed."""
+
+BESIDE = {
+    "reference": "Reference: the same private training, honest workers only, plain mean.",
+    "no privacy": "No privacy: the runs of this sweep that add no noise.",
+    "the paper, no attack": "The paper: what it prints for this data set, with its own workers and rounds.",
+}
+"""What is said of the lines that others are compared with."""
 
 
 def sweep_page(record: SweepRecord, out: Path) -> Page:
@@ -45,8 +50,10 @@ def sweep_page(record: SweepRecord, out: Path) -> Page:
         others = ", ".join(f"{record.count(status)} {status}" for status in STATUSES[1:] if record.count(status))
         words = f"Not every run is done: {others}." if others else ""
         page.section("Incomplete", paragraph(words), bullets(problems) if problems else "", kind="problems")
+    verdict_section(page, of_sweep(record))
     page.section("Summary", headline(_headline(record)))
     page.pieces += tables
+    _maps(page, record)
     _results(page, record)
     _charts(page, record)
     _failures(page, record)
@@ -72,24 +79,37 @@ def _headline(record: SweepRecord) -> list[tuple[str, str, str]]:
 
 def _results(page: Page, record: SweepRecord) -> None:
     keys = [key for key in record.varying if key != "seed"]
-    clean = any(group.references for group in record.groups)
+    clean = any(group.references and group.references != group.accuracies for group in record.groups)
     more = _more_columns(record)
-    names = ["mean accuracy", "lowest", "highest", *(["reference"] if clean else []), *more]
-    columns = [*keys, *names, "runs done", "status"]
+    several = any(len(group.cells) > 1 for group in record.groups)
+    whole = all(cell.status == "done" for cell in record.cells)
+    names = ["mean accuracy", "lowest", "highest"] if several else ["accuracy"]
+    names += [*(["reference"] if clean else []), *more]
+    columns = [*keys, *names, *(["runs done"] if several else []), *([] if whole else ["status"])]
     rows = []
     for i, group in enumerate(record.groups[:MOST_GROUPS]):
         found = group.accuracies
-        numbers = [f"{mean(found):.3f}", f"{min(found):.3f}", f"{max(found):.3f}"] if found else ["–"] * 3
+        spread = (mean(found), min(found), max(found)) if several and found else tuple(found[:1])
+        numbers = [f"{value:.3f}" for value in spread] or ["–"] * (3 if several else 1)
         if clean:
             numbers.append(f"{mean(group.references):.3f}" if group.references else "–")
         numbers += [f"{mean(more[name][i]):.3f}" if more[name][i] else "–" for name in more]
-        done = f"{group.count('done')} of {len(group.cells)}"
-        rows.append([*(show(group.settings[key]) for key in keys), *numbers, done, _status(group)])
-    note = "Accuracy after the last round, over the seeds that are done. Other runs are listed and not counted."
-    note += " The other columns are means over them, too." if more else ""
+        numbers += [f"{group.count('done')} of {len(group.cells)}"] if several else []
+        rows.append([*(_setting(group, key) for key in keys), *numbers, *([] if whole else [_status(group)])])
+    note = "Accuracy after the last round"
+    note += ", over the seeds that are done. Other runs are listed and not counted." if several else "."
+    note += " The other columns are means over them, too." if more and several else ""
     if len(rows) < len(record.groups):
         note += f" {len(record.groups) - len(rows)} more rows are left out."
     page.section("Results", table(columns, rows, label="results"), paragraph(note, "quiet"))
+
+
+def _setting(group: Group, key: str) -> str:
+    """A setting in words; a dash for one that the group's attack or aggregator does not have."""
+    value = group.settings[key]
+    if key == "epsilon" and not group.private:
+        return "none"
+    return "–" if value is None and "." in key else show(value)
 
 
 def _more_columns(record: SweepRecord) -> dict[str, list[list[float]]]:
@@ -114,15 +134,10 @@ def _charts(page: Page, record: SweepRecord) -> None:
     if not any(group.accuracies for group in record.groups):
         page.section("Accuracy", paragraph("No run is done yet."))
         return
-    axis = axis_of(record)
-    words = "Mean over the seeds that are done; a bar goes from the lowest to the highest. The axis goes from 0 to 1."
-    title = f"Accuracy against {axis}" if axis else "Accuracy"
-    found = _with_results(facets(record, axis))
-    pieces = []
-    for facet in found[:MOST_CHARTS]:
-        chart = sweep_charts.against(facet, axis) if axis else sweep_charts.ranges(facet)
-        pieces.append(_framed(facet, page.chart(chart, _told(facet, title))))
-    page.section(title, _side_by_side(pieces), paragraph(words, "quiet"), paragraph(_rest(found, MOST_CHARTS), "quiet"))
+    for axis in axes_of(record):
+        _against(page, record, axis)
+    if not axes_of(record) and not attack_maps(record):
+        _against(page, record, None)
     found = [facet for facet in facets(record, None) if any(group.curve for _, group in _pairs(facet))]
     if not found:
         return
@@ -133,6 +148,62 @@ def _charts(page: Page, record: SweepRecord) -> None:
     words = "The mean over the seeds that are done, at rounds at which all were evaluated. The axis goes from 0 to 1."
     rest = _rest(found, MOST_COURSES)
     page.section(title, _side_by_side(pieces), paragraph(words, "quiet"), paragraph(rest, "quiet"))
+
+
+def _against(page: Page, record: SweepRecord, axis: str | None) -> None:
+    """The accuracy against a setting, or that of each setting where none is a number."""
+    title = f"Accuracy against {axis}" if axis else "Accuracy"
+    found = _with_results(facets(record, axis))
+    pieces = []
+    for facet in found[:MOST_CHARTS]:
+        chart = sweep_charts.against(facet, axis) if axis else sweep_charts.ranges(facet)
+        pieces.append(_framed(facet, page.chart(chart, _told(facet, title), "", _numbers(facet, axis))))
+    words = "The axis goes from 0 to 1."
+    if any(len(group.cells) > 1 for group in record.groups):
+        words = f"Mean over the seeds that are done; a bar goes from the lowest to the highest. {words}"
+    met = {name.partition(" of ")[0] for facet in found for name in facet.beside}
+    words += "".join(f" {BESIDE[name]}" for name in BESIDE if name in met)
+    page.section(title, _side_by_side(pieces), paragraph(words, "quiet"), paragraph(_rest(found, MOST_CHARTS), "quiet"))
+
+
+def _numbers(facet: Facet, axis: str | None) -> str:
+    """The numbers of a chart with lines beside its own, which the table of results does not have."""
+    if axis is None or not facet.beside:
+        return ""
+    own = {
+        name: [(float(group.settings[axis]), mean(group.accuracies)) for group in groups if group.accuracies]
+        for name, groups in facet.lines.items()
+    }
+    lines = {name: dict(points) for name, points in (*own.items(), *facet.beside.items())}
+    at = sorted({x for points in lines.values() for x in points})
+    rows = [(f"{x:g}", *(f"{points[x]:.3f}" if x in points else "–" for points in lines.values())) for x in at]
+    return table([axis, *lines], rows)
+
+
+def _maps(page: Page, record: SweepRecord) -> None:
+    """The accuracy by attack and aggregator."""
+    maps = attack_maps(record)
+    pieces = []
+    for found in maps[:MOST_CHARTS]:
+        rows = [
+            (attack, *(_shade(found.values.get((attack, aggregator))) for aggregator in found.aggregators))
+            for attack in found.attacks
+        ]
+        heading = f"<h3>{text(found.title)}</h3>" if found.title else ""
+        label = "mean accuracy by attack and aggregator" + (f", {found.title}" if found.title else "")
+        pieces.append(f"<div>{heading}{table(['attack', *found.aggregators], rows, label=label)}</div>")
+    if pieces:
+        words = "A row is an attack, a column an aggregator; the darker, the higher the mean accuracy."
+        page.section(
+            "Attacks and aggregators",
+            _side_by_side(pieces),
+            paragraph(words, "quiet"),
+            paragraph(f"{len(maps) - MOST_CHARTS} more maps are left out." if len(maps) > MOST_CHARTS else "", "quiet"),
+        )
+
+
+def _shade(value: float | None) -> Shade | str:
+    return "–" if value is None else Shade(f"{value:.3f}", value)
 
 
 def _with_results(found: list[Facet]) -> list[Facet]:

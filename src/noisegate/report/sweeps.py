@@ -1,8 +1,8 @@
 """Reads a sweep folder: its runs, the settings that vary between them, and their results in groups of seeds."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from noisegate.errors import NoisegateError, StoreError
 from noisegate.redteam.plot import part
@@ -15,12 +15,6 @@ from noisegate.runs.unbuilt import AnySpec
 
 if TYPE_CHECKING:
     from noisegate.sweeps.sweep import SweepCell
-
-MOST_LINES = 6
-"""The largest number of lines in a chart."""
-
-MOST_CHARTS = 12
-"""The largest number of charts of accuracy against a setting."""
 
 SHOWN = ("attack_success", "fallback")
 """What the results show beside the accuracy, where it applies."""
@@ -36,7 +30,8 @@ class Group:
     settings: those that vary between groups. accuracies, curves: of its runs that are done. references: the accuracies
     of its reference runs that are done. recalls, successes, fallbacks: the lowest recall of a class, the attack success
     and the share of rounds fallen back, of its runs that are done and have one. beside: by the name of a column, what
-    else is shown of them.
+    else is shown of them. role: what its runs are to other groups of the sweep, if they are their reference or
+    undefended runs. private: whether its runs add noise.
     """
 
     settings: dict[str, Any]
@@ -48,6 +43,8 @@ class Group:
     successes: list[float] = field(default_factory=list)
     fallbacks: list[float] = field(default_factory=list)
     beside: dict[str, list[float]] = field(default_factory=dict)
+    role: Literal["", "reference", "undefended"] = ""
+    private: bool = True
 
     @property
     def label(self) -> str:
@@ -103,15 +100,16 @@ def read_sweep_folder(path: Path) -> SweepRecord:
     by_name = {cell.spec.name(): cell for cell in cells}
     flat = [flatten(cell.spec) for cell in cells]
     keys = list(dict.fromkeys(key for settings in flat for key in settings))
-    values = {key: list({_hashable(s.get(key)): s.get(key) for s in flat}.values()) for key in keys}
+    values = {key: list({hashable(s.get(key)): s.get(key) for s in flat}.values()) for key in keys}
     varying = {key: found for key, found in values.items() if len(found) > 1}
     rows: dict[Any, list[SweepCell]] = {}
     for cell, settings in zip(cells, flat, strict=True):
-        rows.setdefault(tuple(_hashable(settings.get(key)) for key in varying if key != "seed"), []).append(cell)
+        rows.setdefault(tuple(hashable(settings.get(key)) for key in varying if key != "seed"), []).append(cell)
     groups = []
     for members in rows.values():
         settings = {key: flatten(members[0].spec).get(key) for key in varying if key != "seed"}
         groups.append(_group(folder, settings, members, by_name, problems))
+    groups = _with_roles(groups)
     others = sum(found.parent.name not in by_name for found in (path / "runs").glob("[!.]*/spec.toml"))
     if others:
         problems.append(f"{others} more run folders below runs/ do not belong to this sweep; they are left out.")
@@ -133,7 +131,7 @@ def _group(
                 problems.append(f"{cell.spec.name()}: its result.json is damaged; its numbers are left out.")
                 continue
             accuracies.append(float(cell.result["accuracy"]))
-        clean = next((by_name[name] for name in _reference_names(cell.spec) if name in by_name), None)
+        clean = next((by_name[name] for name in _names_beside(cell.spec, "reference") if name in by_name), None)
         if clean and clean.status == "done" and clean.result and number(clean.result.get("accuracy")):
             references.append(float(clean.result["accuracy"]))
         if cell.status == "done":
@@ -145,15 +143,31 @@ def _group(
     successes, fallbacks = ([each for result in done if (each := share_of(result, name)) is not None] for name in SHOWN)
     others = imbalance.gathered(done)
     whole = [curve for curve in curves if curve]
-    return Group(settings, members, accuracies, references, whole, worst, successes, fallbacks, others)
+    private = members[0].spec.canonical().get("sigma") != 0
+    return Group(settings, members, accuracies, references, whole, worst, successes, fallbacks, others, private=private)
 
 
-def _reference_names(spec: AnySpec) -> list[str]:
-    """What the reference of a run may be called. Whether a plugin has a trigger, which stays there, is not known."""
+def _names_beside(spec: AnySpec, word: str) -> list[str]:
+    """What the reference or undefended run of a run may be called. Whether a plugin has a trigger is not known."""
     try:
-        return [beside(spec, "reference", triggered=triggered).name() for triggered in (False, True)]
+        return [beside(spec, word, triggered=triggered).name() for triggered in (False, True)]
     except NoisegateError:
         return []
+
+
+def _with_roles(groups: list[Group]) -> list[Group]:
+    """The groups, with what each is to the others."""
+    roles: dict[str, Literal["reference", "undefended"]] = {}
+    for word in ("undefended", "reference"):
+        for group in groups:
+            own = {cell.spec.name() for cell in group.cells}
+            names = {name for cell in group.cells for name in _names_beside(cell.spec, word)}
+            roles |= dict.fromkeys(names - own, word)
+    found = []
+    for group in groups:
+        of_cells = {roles.get(cell.spec.name(), "") for cell in group.cells}
+        found.append(replace(group, role=of_cells.pop()) if len(of_cells) == 1 else group)  # type: ignore[arg-type]
+    return found
 
 
 def flatten(spec: AnySpec) -> dict[str, Any]:
@@ -182,41 +196,6 @@ def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-@dataclass(frozen=True)
-class Facet:
-    """One chart of a sweep. title: the settings that its groups share. lines: its groups by the label of their line."""
-
-    title: str
-    lines: dict[str, list[Group]]
-
-
-def axis_of(record: SweepRecord) -> str | None:
-    """The setting to draw accuracy against: of those whose values are numbers, the one with most values."""
-    numeric = [key for key, found in record.varying.items() if key != "seed" and all(number(value) for value in found)]
-    return max(numeric, key=lambda key: len(record.varying[key]), default=None)
-
-
-def facets(record: SweepRecord, axis: str | None) -> list[Facet]:
-    """The charts of a sweep, each of at most MOST_LINES lines.
-
-    The settings with most values tell charts apart, and the others tell lines apart.
-    """
-    telling = [key for key in record.varying if key not in ("seed", axis)]
-    apart: list[str] = []
-    while True:
-        within = [key for key in telling if key not in apart]
-        found: dict[str, dict[str, list[Group]]] = {}
-        for group in record.groups:
-            lines = found.setdefault(_label(group, apart), {})
-            lines.setdefault(_label(group, within) or "accuracy", []).append(group)
-        if not within or max(len(lines) for lines in found.values()) <= MOST_LINES:
-            return [Facet(title, lines) for title, lines in found.items()]
-        apart.append(max(within, key=lambda key: len(record.varying[key])))
-
-
-def _label(group: Group, keys: list[str]) -> str:
-    return ", ".join(f"{key} {show(group.settings[key])}" for key in keys)
-
-
-def _hashable(value: Any) -> str:
+def hashable(value: Any) -> str:
+    """A setting's value as something that can be compared and looked up."""
     return repr(value)

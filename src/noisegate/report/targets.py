@@ -5,7 +5,7 @@ from typing import Any
 from noisegate.files import count
 from noisegate.report.charts import LINES, Chart, layout_of, short
 from noisegate.report.folders import RunRecord, number
-from noisegate.report.page import Page, paragraph, table
+from noisegate.report.page import Page, Shade, paragraph, table
 from noisegate.runs import imbalance
 from noisegate.runs.fallback import told
 from noisegate.runs.recall import worst_class
@@ -74,9 +74,7 @@ def worker_section(page: Page, record: RunRecord) -> None:
     clean = (record.beside.get("reference") or {}).get("worker_accuracy") or {}
     order = sorted(found, key=lambda name: (found[name] is None, found[name] or 0.0))
     columns = ["worker", "accuracy", *(["reference"] if clean else [])]
-    rows = [
-        (name, _written(found[name]), *([_written(clean.get(name))] if clean else [])) for name in order[:MOST_ROWS]
-    ]
+    rows = [(name, written(found[name]), *([written(clean.get(name))] if clean else [])) for name in order[:MOST_ROWS]]
     note = f"{worst.accuracy:.3f} {worst.sentence()}. Few test examples of a worker make its accuracy noisy."
     left = len(order) - len(rows)
     more = f" {left} workers more are left out." if left else ""
@@ -96,10 +94,15 @@ def confusion_section(page: Page, record: RunRecord) -> None:
     confusion = (record.result or {}).get("confusion")
     if not confusion or len(confusion) > MOST_COLUMNS:
         return
-    columns = ["class", *(f"called {label}" for label in range(len(confusion)))]
-    rows = [(str(label), *row) for label, row in enumerate(confusion)]
-    note = "How many test examples of the class of a row the last model calls by the class of a column."
-    page.section("Confusion", table(columns, rows, label="confusion matrix"), paragraph(note, "quiet"))
+    columns = ["", *map(str, range(len(confusion)))]
+    rows = [
+        (str(label), *(Shade(str(times), times / max(1, sum(row))) for times in row))
+        for label, row in enumerate(confusion)
+    ]
+    note = "How many test examples of the class of a row the last model calls by the class of a column; the darker, the"
+    note += " more of that class."
+    matrix = table(columns, rows, label="confusion matrix", sort=False, dense=True)
+    page.section("Confusion", matrix, paragraph(note, "quiet"))
 
 
 def fallback_section(page: Page, record: RunRecord) -> None:
@@ -130,7 +133,7 @@ def recall_section(page: Page, record: RunRecord) -> None:
     clean = clean if len(clean) == len(found) else []
     columns = ["class", "recall", "reference"] if clean else ["class", "recall"]
     rows = [
-        (str(i), *map(_written, each)) for i, each in enumerate(zip(found, *([clean] if clean else []), strict=True))
+        (str(i), *map(written, each)) for i, each in enumerate(zip(found, *([clean] if clean else []), strict=True))
     ]
     caption = "Share of the test examples of each class that the model recognizes. The axis goes from 0 to 1."
     caption += "" if clean else " The reference was not run, or is not in this folder."
@@ -157,5 +160,6 @@ def recall_chart(found: list[float | None], clean: list[float | None]) -> Chart:
     return {"data": data, "layout": layout}
 
 
-def _written(value: float | None) -> str:
+def written(value: float | None) -> str:
+    """An accuracy or a recall with four digits; a dash if there is none."""
     return "–" if value is None else f"{value:.4f}"
