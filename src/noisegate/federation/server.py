@@ -66,7 +66,7 @@ class Server:
         loss: Loss = cross_entropy,
     ) -> None:
         check_module(model)
-        self.model = FlatModel(model, loss, classes=settings.classes or None)
+        self.model = FlatModel(model, loss)  # the settings name the classes of a model of the catalog, which `of` makes
         self.settings, self.auxiliary, self.test = settings, auxiliary, test
         self.terms = settings.terms(self.model.d)
         self.watch: Callable[[dict[str, Any]], None] = lambda line: None
