@@ -1,5 +1,6 @@
 """The automatic adversary: what it searches, what it keeps, and what it says. Most runs here are made up."""
 
+import html
 import io
 import json
 import re
@@ -25,14 +26,17 @@ from noisegate import Compute, Spec, SpecError, StoreError, run
 from noisegate import locks as locks_module
 from noisegate.attacks import ATTACKS
 from noisegate.catalog import setting_types
-from noisegate.cli.findings import verdict
+from noisegate.cli.findings import as_json, verdict
 from noisegate.cli.redteam import Evaluation, _watched
+from noisegate.files import seal
 from noisegate.redteam import red_team
 from noisegate.redteam.findings import Trial, by_chance
-from noisegate.redteam.plot import plot
 from noisegate.redteam.search import SHARES
 from noisegate.redteam.settings import LATE, OWN_START, SETTINGS, behaved, variants, with_setting
 from noisegate.redteam.trials import LOCK, TrialFolder
+from noisegate.report import report
+from noisegate.report.facets import MOST_LINES
+from noisegate.report.redteam_page import redteam_page
 from noisegate.runs import read_spec, reference
 from noisegate.sweeps import pool as pool_module
 from noisegate.sweeps.outcome import Outcome
@@ -659,7 +663,10 @@ def test_a_finished_search_runs_nothing_again(cli, tmp_path, monkeypatch):
     line = ("redteam", *FLAGS, "--budget", "3", "--out", "found")
     first = cli(*line)
     assert first.status == 0, first.err
-    files = {name: (tmp_path / "found" / name).read_bytes() for name in ("results.jsonl", "worst.toml", "plot.html")}
+    files = {
+        name: (tmp_path / "found" / name).read_bytes()
+        for name in ("results.jsonl", "worst.toml", "findings.json", "plot.html")
+    }
     monkeypatch.setattr(pool_module, "run", None)  # cannot be called
     assert cli(*line).out == first.out
     assert files == {name: (tmp_path / "found" / name).read_bytes() for name in files}
@@ -786,26 +793,54 @@ class Loaded(HTMLParser):
         self.found += [value for name, value in attrs if name in ("src", "href", "data", "srcset", "poster")]
 
 
-def test_the_plot_loads_nothing_and_has_a_line_for_each_attack():
+def lines_of(page):
+    """The lines of the chart of a page."""
+    return json.loads(re.search(r'id="chart-1-data">(.*?)</script>', page)[1])["data"]
+
+
+def test_the_page_loads_nothing_and_has_a_line_for_each_attack():
     found = red_team(Spec(), Pretend(planted), budget=200)
-    page = plot(found)
+    page = redteam_page(as_json(found, 360)).html()
     loaded = Loaded(page)
     assert loaded.found == []
     assert "script" in loaded.tags
     assert "link" not in loaded.tags
     assert "iframe" not in loaded.tags
     assert "@import" not in page.partition("<body>")[0]
-    shown = re.findall(r'"name":"([a-z-]+)"', page.replace(" ", ""))
-    assert sorted(shown[:-1]) == REAL
-    assert shown[0] == "trojan"  # the worst
-    assert shown[-1] == "withoutanattack"
-    assert "Reference Accuracy 0.900" in page
+    *lines, clean = lines_of(page)
+    assert len(lines) == len(REAL)
+    assert lines[0]["name"] == "trojan", "the worst comes first"
+    assert [line["name"] for line in lines[MOST_LINES:]] == ["other attacks"] * (len(REAL) - MOST_LINES)
+    assert sum(line["showlegend"] for line in lines) == MOST_LINES + 1
+    assert (clean["name"], clean["y"]) == ("reference", [0.9, 0.9])
+    assert verdict(found, 360)[1:] in html.unescape(page), "the sentence of the terminal"
     assert Loaded('<script src="https://x.org/a.js">').found == ["https://x.org/a.js"]
 
 
-def test_a_plot_of_one_share_has_dots():
-    page = plot(red_team(Spec(), Pretend(planted), budget=5))
-    assert '"name":"rank-matched"' in page.replace(" ", "")
+def test_a_page_of_one_share_has_dots():
+    page = redteam_page(as_json(red_team(Spec(), Pretend(planted), budget=5), 360)).html()
+    assert "rank-matched" in {line["name"] for line in lines_of(page)}
+    assert "Not tried for want of budget" in page
+
+
+def test_the_page_of_a_folder_is_that_of_the_search(tmp_path):
+    found = as_json(red_team(Spec(), Pretend(planted), budget=5), 360)
+    (tmp_path / "results.jsonl").write_text("")
+    with pytest.raises(StoreError, match="the search is not over"):
+        report(tmp_path)
+    (tmp_path / "findings.json").write_bytes(seal(found))
+    assert report(tmp_path) == redteam_page(found).html()
+    evil = "</script><img src=x onerror=alert(1)>"
+    found["trials"][0] |= {"described": evil, "attack": {"name": evil}}
+    (tmp_path / "findings.json").write_bytes(seal({**found, "verdict": evil}))
+    assert "img" not in Loaded(report(tmp_path)).tags
+    for wrong in ({}, {**found, "trials": 3}, {**found, "spec": None}, {**found, "trials": [{"attack": 1}]}):
+        (tmp_path / "findings.json").write_bytes(seal(wrong))
+        with pytest.raises(StoreError, match="is damaged"):
+            report(tmp_path)
+    (tmp_path / "findings.json").write_text('{"trials": []}')
+    with pytest.raises(StoreError, match="is damaged"):
+        report(tmp_path)
 
 
 def test_the_worst_spec_is_toml(tmp_path):

@@ -561,7 +561,11 @@ def test_the_non_iid_partition_by_counting(tmp_path):
     assert alike.distance < 0.12 < found.distance
     told = call("partition", "--dataset", "digits", "--out", tmp_path)
     assert told.stdout.startswith(PRIVATE), "before anything that is"
-    assert PRIVATE in (tmp_path / "partition.html").read_text()
+    page = (tmp_path / "partition.html").read_text()
+    assert page.index(PRIVATE[1:]) < page.index("In short"), "here, too"
+    assert "default-src 'none'" in page, "it loads nothing"
+    bars = json.loads(re.search(r'id="chart-1-data">(.*?)</script>', page)[1])["data"]
+    assert [bar["x"] for bar in bars] == [pytest.approx(shares, abs=1e-4) for shares in found.shares.T.tolist()]
     assert told.exit_code == 0
     assert f"mean total variation {found.distance:.2f}" in told.stdout
     assert (tmp_path / "partition.html").stat().st_size > 1_000_000, "with all that it needs inside"

@@ -69,6 +69,8 @@ def _trial(trial: Trial, clean: float | None, measure: Measure) -> dict[str, Any
         "byzantine_selected": outcome.byzantine_selected,
         "honest_rejected": outcome.honest_rejected,
         "message": outcome.message,
+        "value": measure.value(outcome),
+        "described": describe(trial),
     }
 
 
@@ -81,6 +83,8 @@ def as_json(found: Findings, examples: int) -> dict[str, Any]:
         "objective": measure.objective,
         "budget": found.budget,
         "runs": sum(trial.outcome.status != "skipped" for trial in found.trials),
+        "measure": word_of(measure.objective),
+        "reference_value": None if measure.objective == "recall" else measure.value(reference),
         "reference_accuracy": clean,
         "reference_recall": reference.recall,
         "reference_attack_success": reference.attack_success,
@@ -89,6 +93,7 @@ def as_json(found: Findings, examples: int) -> dict[str, Any]:
         "noise": found.noise(examples),
         "test_examples": examples,
         "harmful": found.harmful(examples),
+        "verdict": verdict(found, examples),
         "worst": _trial(found.worst, clean, measure) if found.worst else None,
         "trials": [_trial(trial, clean, measure) for trial in sorted(found.trials, key=found.rank)],
         "untried": [

@@ -19,13 +19,15 @@ from noisegate.cli.records import RedteamFlags
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
+from noisegate.files import seal
 from noisegate.redteam import Findings, red_team
 from noisegate.redteam.findings import Stage, Trial
 from noisegate.redteam.objectives import word_of
-from noisegate.redteam.plot import describe, plot
+from noisegate.redteam.plot import describe
 from noisegate.redteam.search import check_search, measuring
 from noisegate.redteam.settings import BEHAVED, behaved
-from noisegate.redteam.trials import TrialFolder
+from noisegate.redteam.trials import FINDINGS, TrialFolder
+from noisegate.report.redteam_page import redteam_page
 from noisegate.runs import Spec, costs
 from noisegate.runs.setup import Setup, prepare
 from noisegate.sweeps.outcome import Outcome
@@ -71,7 +73,7 @@ def redteam_command(flags: RedteamFlags) -> None:
             told = f"interrupted: {runs(len(folder))} kept in {folder.path}; the same command goes on from there"
             Console(stderr=True).print(told, soft_wrap=True)
             raise typer.Exit(130) from None
-        files = _write(found, folder, pool)
+        files = _write(found, folder, pool, examples)
     cost = _bills(found, terms)
     if flags.as_json:
         named = {name: str(path) for name, path in files.items()}
@@ -153,11 +155,13 @@ def _check_there_are_byzantine_workers(spec: Spec, shares: Sequence[float], setu
             raise refuse(name, share, f"makes no Byzantine worker beside the honest ones ({honest}); raise it")
 
 
-def _write(found: Findings, folder: TrialFolder, pool: Pool) -> dict[str, Path]:
-    """Write the plot and the worst case, if any attack was run to its end."""
+def _write(found: Findings, folder: TrialFolder, pool: Pool, examples: int) -> dict[str, Path]:
+    """Write the findings; and the page and the worst case, if any attack was run to its end."""
     files = {"out": folder.path}
+    findings = as_json(found, examples)
+    folder.write(FINDINGS, seal(findings))
     if found.worst is not None:
-        files["plot"] = folder.write("plot.html", plot(found))
+        files["plot"] = folder.write("plot.html", redteam_page(findings).html())
         again = f"noisegate run worst.toml {pool.flags}"
         worth = f"accuracy {found.worst.accuracy!r}"
         if found.measure.objective != "accuracy":

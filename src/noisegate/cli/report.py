@@ -1,4 +1,4 @@
-"""`noisegate report`: a run, a sweep or a federation's server as one HTML page, and as figures."""
+"""`noisegate report`: a run, a sweep, a red team or a federation's server as one HTML page, and as figures."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from noisegate.report import write_report
 
 
 def report_command(folder: Path, out: Path | None, figures: Path | None) -> None:
-    """Make one HTML page of a run, a sweep or a federation's server; it loads nothing from anywhere."""
+    """Make one HTML page of a run, a sweep, a red team or a federation's server; it loads nothing from anywhere."""
     written = []
     if figures is not None:
         from noisegate.report.figures import write_figures  # which most reports do without

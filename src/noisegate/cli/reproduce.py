@@ -167,7 +167,8 @@ def _write(path: Path, content: str) -> None:
 
 def _partition(dataset: str, out: Path) -> None:
     """Print how the non-iid partition deals out the classes, and write the figure."""
-    from noisegate.paper.partition_figure import PRIVATE, WHERE, distribution, figure
+    from noisegate.paper.partition_figure import PRIVATE, WHERE, distribution
+    from noisegate.report.partition_page import partition_page
 
     found = distribution(dataset)
     (out / "runs").mkdir(parents=True, exist_ok=True)  # so that it is taken for a store, as it will be
@@ -176,6 +177,6 @@ def _partition(dataset: str, out: Path) -> None:
         table.add_row(str(number), *(f"{share:.2f}" for share in shares))
     print(PRIVATE)
     Console().print(table)
-    _write(out / "partition.html", figure(found))
+    _write(out / "partition.html", partition_page(found).html())
     print(f"{WHERE}; here {dataset}, {len(found.shares)} workers, mean total variation {found.distance:.2f}")
     print(f"{PRIVATE}; written to {out / 'partition.html'}")

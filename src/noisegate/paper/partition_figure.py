@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
 import torch
 from torch import Tensor
 
@@ -44,21 +43,3 @@ def distribution(dataset: str, seed: int = 1, non_iid: bool = True) -> Distribut
     ):
         counts[worker] = torch.bincount(federation.workers.y[held[:size]], minlength=federation.adversary.classes)
     return Distribution(dataset, counts / counts.sum(1, keepdim=True), counts.sum(0) / counts.sum())
-
-
-def figure(found: Distribution) -> str:
-    """An HTML page with a stacked bar for each worker. It loads nothing from a network."""
-    workers = [f"worker {number}" for number in range(1, len(found.shares) + 1)]
-    bars = [
-        go.Bar(name=f"class {label}", y=workers, x=found.shares[:, label].tolist(), orientation="h")
-        for label in range(found.shares.shape[1])
-    ]
-    chart = go.Figure(bars)
-    chart.update_layout(
-        barmode="stack",
-        title=f"{found.dataset}: classes that each worker holds<br><sup>{PRIVATE}</sup>",
-        xaxis={"title": "share of the worker's examples", "range": [0, 1]},
-        yaxis={"autorange": "reversed"},
-        template="plotly_white",
-    )
-    return str(chart.to_html(include_plotlyjs=True, full_html=True))

@@ -1,7 +1,8 @@
 """The folder of a search. It keeps every run that ended, so that a search that is started again does not repeat it.
 
 results.jsonl  one line for each run, in the order in which they ended, each with its own checksum
-plot.html      a chart of accuracy against the Byzantine share
+findings.json  what was found, once the search is over
+plot.html      the same as a page
 worst.toml     the spec of the worst case
 .lock          an empty file, locked while a search writes here
 """
@@ -25,6 +26,9 @@ from noisegate.sweeps.outcome import Outcome
 
 RESULTS = "results.jsonl"
 """The file that holds the outcomes."""
+
+FINDINGS = "findings.json"
+"""The file that holds what was found."""
 
 
 class TrialFolder:

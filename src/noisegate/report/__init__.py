@@ -1,4 +1,4 @@
-"""A run, a sweep or a federation's server as one HTML page that loads nothing."""
+"""A run, a sweep, a red team or a federation's server as one HTML page that loads nothing."""
 
 from pathlib import Path
 
@@ -7,6 +7,7 @@ from noisegate.errors import StoreError
 from noisegate.files import write_whole
 from noisegate.report.federation_page import federation_page, read_server
 from noisegate.report.folders import kind_of, read_run
+from noisegate.report.redteam_page import read_findings, redteam_page
 from noisegate.report.run_page import run_page
 from noisegate.report.sweep_page import sweep_page
 from noisegate.report.sweeps import read_sweep_folder
@@ -15,10 +16,12 @@ __all__ = ["put", "report", "write_report"]
 
 
 def report(folder: Path, out: Path | None = None) -> str:
-    """The page of a folder of a run, a sweep or a server. out: where it will be written; its links start there."""
+    """The page of a folder, whatever it holds. out: where it will be written; its links start there."""
     kind = kind_of(folder)
     if kind == "server":
         return federation_page(read_server(folder)).html()
+    if kind == "redteam":
+        return redteam_page(read_findings(folder), str(folder)).html()
     if kind == "run":
         return run_page(read_run(folder)).html()
     return sweep_page(read_sweep_folder(folder), out or folder / "report.html").html()

@@ -60,8 +60,9 @@ def write_figures(folder: Path, into: Path) -> list[Path]:
         from matplotlib import rc_context
     except ImportError:
         raise SpecError("--figures: needs matplotlib; install it with: pip install 'noisegate[figures]'") from None
-    if (kind := kind_of(folder)) == "server":
-        raise StoreError(f"{folder}: a server has no figures; leave --figures out, the page has its charts")
+    if (kind := kind_of(folder)) in ("server", "redteam"):
+        what = "a server" if kind == "server" else "a red team"
+        raise StoreError(f"{folder}: {what} has no figures; leave --figures out, the page has its charts")
     drawings = _of_run(read_run(folder)) if kind == "run" else _of_sweep(read_sweep_folder(folder))
     written = []
     with rc_context(SETTINGS):

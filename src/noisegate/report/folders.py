@@ -9,6 +9,7 @@ from noisegate.checks import plain
 from noisegate.errors import NoisegateError, SpecError, StoreError
 from noisegate.files import MOST_TEXT, number, parse, read_json, read_whole
 from noisegate.redteam.plot import part
+from noisegate.redteam.trials import RESULTS
 from noisegate.runs.launch import reference, undefended
 from noisegate.runs.result import stored
 from noisegate.runs.spec import PARTS
@@ -54,12 +55,14 @@ class RunRecord:
         return f"{aggregator} against {attack} on {self.settings.get('dataset', '?')}"
 
 
-def kind_of(path: Path) -> Literal["run", "sweep", "server"]:
-    """Whether a folder is that of a run, of a sweep or of a federation's server. StoreError if it is none of them."""
+def kind_of(path: Path) -> Literal["run", "sweep", "server", "redteam"]:
+    """Whether a folder is that of a run, a sweep, a federation's server or a red team. StoreError if it is none."""
     if any((path / name).exists() for name in ("federation.toml", "trial.toml", "server/federation.toml")):
         return "server"
     if (path / "spec.toml").exists():
         return "run"
+    if (path / RESULTS).exists():
+        return "redteam"
     if (path / "sweep.toml").exists() or (path / "runs").is_dir():
         return "sweep"
     if not path.is_dir():
@@ -68,8 +71,8 @@ def kind_of(path: Path) -> Literal["run", "sweep", "server"]:
     if left:
         raise StoreError(f"{path}: has {', '.join(left)}, but its spec.toml is missing, so its settings are not known")
     raise StoreError(
-        f"{path}: holds neither a run (spec.toml) nor a sweep (runs/) nor a server (federation.toml); give a folder "
-        "that `noisegate run`, `noisegate sweep` or `noisegate serve` left"
+        f"{path}: holds neither a run (spec.toml) nor a sweep (runs/) nor a server (federation.toml) nor a red team "
+        f"({RESULTS}); give a folder that `noisegate run`, `sweep`, `serve` or `redteam` left"
     )
 
 
