@@ -57,6 +57,8 @@ def test_the_page_has_what_an_operator_asks_for(trial):
     assert "0.799" in page.text
     assert f"{hostile} (hostile)" in page.text
     assert "300 of 300 rounds, 3 workers" in page.text
+    assert "After round 300 of 300 the model is right on 79.9% of the test examples." in page.text
+    assert "Of 900 uploads that were due: 600 used, 300 refused." in page.text
     assert "epsilon" in page.text
     assert "norm 300" in page.text
     accuracy = page.chart("Accuracy over the rounds")["data"][0]

@@ -819,7 +819,9 @@ def test_the_page_loads_nothing_and_has_a_line_for_each_attack():
 
 def test_a_page_of_one_share_has_dots():
     page = redteam_page(as_json(red_team(Spec(), Pretend(planted), budget=5), 360)).html()
-    assert "rank-matched" in {line["name"] for line in lines_of(page)}
+    (dots,) = lines_of(page)
+    assert "rank-matched" in dots["y"]
+    assert dots["x"] == sorted(dots["x"]), "worst first"
     assert "Not tried for want of budget" in page
 
 

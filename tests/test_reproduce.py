@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from html import unescape
 from statistics import fmean
 
 import pytest
@@ -561,7 +562,7 @@ def test_the_non_iid_partition_by_counting(tmp_path):
     assert alike.distance < 0.12 < found.distance
     told = call("partition", "--dataset", "digits", "--out", tmp_path)
     assert told.stdout.startswith(PRIVATE), "before anything that is"
-    page = (tmp_path / "partition.html").read_text()
+    page = unescape((tmp_path / "partition.html").read_text())
     assert page.index(PRIVATE[1:]) < page.index("In short"), "here, too"
     assert "default-src 'none'" in page, "it loads nothing"
     bars = json.loads(re.search(r'id="chart-1-data">(.*?)</script>', page)[1])["data"]

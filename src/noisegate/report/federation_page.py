@@ -18,6 +18,7 @@ from noisegate.federation.settings import ServerSettings
 from noisegate.federation.store import RECORD
 from noisegate.report import federation_charts as charts
 from noisegate.report.page import Page, bullets, headline, paragraph, table
+from noisegate.report.words import Verdict, verdict_section
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def federation_page(record: ServerRecord) -> Page:
         said.append(f"This run ended early: {plain(record.result['why'])}.")
     if said or record.problems:
         page.section("Incomplete", *map(paragraph, said), bullets(record.problems) if record.problems else "")
+    verdict_section(page, _words(record))
     page.section("Summary", headline(_headline(record)))
     if not record.rounds:
         page.section("Rounds", paragraph("No round was judged yet."))
@@ -116,6 +118,21 @@ def counts_of(record: ServerRecord) -> dict[str, dict[str, int]]:
 def label_of(record: ServerRecord, name: str) -> str:
     """A worker's name, and that it is hostile where that is known."""
     return f"{name} (hostile)" if record.hostile and name in record.hostile else name
+
+
+def _words(record: ServerRecord) -> Verdict:
+    """How the run stands, and what became of the uploads."""
+    taken = [(line["round"], line["accuracy"]) for line in record.rounds if line.get("accuracy") is not None]
+    first = f"{len(record.rounds):,} of {record.settings.rounds:,} rounds are judged; the accuracy was not taken yet."
+    if taken:
+        at, accuracy = taken[-1]
+        of = f"of {record.settings.rounds:,}"
+        first = f"After round {at + 1} {of} the model is right on {accuracy:.1%} of the test examples."
+    counts = counts_of(record)
+    totals = {word: sum(found[word] for found in counts.values()) for word in STATUSES}
+    due = sum(totals.values())
+    told = [f"{totals[word]:,} {word}" for word in STATUSES if totals[word]]
+    return first, [f"Of {due:,} uploads that were due: {', '.join(told)}."] if due else []
 
 
 def _headline(record: ServerRecord) -> list[tuple[str, str, str]]:

@@ -13,7 +13,7 @@ def partition_page(found: Distribution) -> Page:
     """A stacked bar for each worker, and the same as a table."""
     workers, classes = found.shares.shape
     page = Page(f"Partition: {found.dataset}", f"{workers} workers, {classes} classes")
-    page.section("Private", paragraph(f"{PRIVATE[:1].upper()}{PRIVATE[1:]}."), kind="problems")
+    page.section("Not to be published", paragraph(f"{PRIVATE[:1].upper()}{PRIVATE[1:]}."), kind="problems")
     first = f"A worker's classes differ from those of all by {found.distance:.2f} on average."
     lowest, highest = float(found.shares.min()), float(found.shares.max())
     more = [
@@ -44,7 +44,11 @@ def _bars(found: Distribution) -> Chart:
             "x": [short(share) for share in found.shares[:, label].tolist()],
             "marker": {
                 "color": LINES[label % len(LINES)],
-                "pattern": {"shape": PATTERNS[label // len(LINES) % len(PATTERNS)], "fgcolor": "--card"},
+                "pattern": {
+                    "shape": PATTERNS[label // len(LINES) % len(PATTERNS)],
+                    "fillmode": "overlay",
+                    "fgcolor": "--card",
+                },
                 "line": {"color": "--card", "width": 1},
             },
             "hovertemplate": f"worker %{{y}}: %{{x:.1%}} class {label}<extra></extra>",
@@ -54,5 +58,7 @@ def _bars(found: Distribution) -> Chart:
     layout = layout_of("share of the worker's examples", "worker", x_range=[0, 1])
     layout["xaxis"]["tickformat"] = ".0%"
     layout["yaxis"] |= {"autorange": "reversed", "type": "category", "showgrid": False}
+    layout["legend"]["traceorder"] = "normal"
+    layout["margin"]["r"] = 28
     layout |= {"barmode": "stack", "height": min(900, 160 + 22 * len(names))}
     return {"data": data, "layout": layout}

@@ -1,5 +1,6 @@
 """The page of a red team's search: what the worst attack costs, and what every attack leaves at each share."""
 
+import html
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from noisegate.errors import StoreError
 from noisegate.files import number, read_json, unseal
 from noisegate.redteam.plot import WITHOUT
 from noisegate.redteam.trials import FINDINGS
-from noisegate.report.charts import Chart, layout_of, look_of, short
+from noisegate.report.charts import LINES, Chart, layout_of, look_of, short
 from noisegate.report.facets import MOST_LINES
 from noisegate.report.page import Page, headline, paragraph, table
 from noisegate.report.words import verdict_section
@@ -45,7 +46,8 @@ def _page(found: dict[str, Any]) -> Page:
         f"Red team: {spec['aggregator']['name']} on {spec['dataset']}",
         f"{found['runs']} attacks of a budget of {found['budget']}, seed {spec['seed']}",
     )
-    first = f"{'An attack' if found['harmful'] else 'No attack that was tried'} surely harms this configuration."
+    first = "An attack" if found["harmful"] else "No attack that was tried"
+    first += " harms this configuration by more than chance explains."
     told = str(found["verdict"])
     verdict_section(page, (first, [f"{told[:1].upper()}{told[1:]}."]))
     page.section("Summary", headline(_summary(found, word)))
@@ -77,6 +79,47 @@ def _chart(page: Page, found: dict[str, Any], ended: list[dict[str, Any]], word:
     lines: dict[str, dict[float, dict[str, Any]]] = {}
     for trial in ended:
         lines.setdefault(str(trial["attack"]["name"]), {}).setdefault(float(trial["byzantine"]), trial)
+    shares = {share for by_share in lines.values() for share in by_share}
+    worst = ended[0]
+    title = f"{word[:1].upper()}{word[1:]}"
+    label = f"{word} by attack: worst {_three(worst['value'])} by {worst['described']}"
+    if len(shares) == 1:
+        dots = _dots(
+            [by_share[share] for by_share in lines.values() for share in shares], found["reference_value"], word
+        )
+        caption = f"The worst case of each attack, at {shares.pop():.0%} Byzantine workers. The line is the reference."
+        page.section(f"{title} by attack", page.chart(dots, label, caption))
+        return
+    curves = _curves(lines, found["reference_value"], word)
+    caption = f"The worst case of each attack at each share that was tried. The {MOST_LINES} worst have a color."
+    page.section(f"{title} against the Byzantine share", page.chart(curves, label, caption))
+
+
+def _dots(trials: list[dict[str, Any]], clean: Any, word: str) -> Chart:
+    """A dot for each attack, worst first."""
+    names = [plain(trial["described"]) for trial in trials]
+    data = [
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [short(trial["value"]) for trial in trials],
+            "y": [html.escape(name, quote=False) for name in names],
+            "marker": {"color": LINES[0], "size": 9},
+            "hovertemplate": f"%{{y}}: {word} %{{x:.3f}}<extra></extra>",
+        }
+    ]
+    layout = layout_of(word, "", x_range=[0, 1])
+    layout["yaxis"] |= {"type": "category", "autorange": "reversed"}
+    layout |= {"height": 110 + 24 * len(names), "showlegend": False}
+    if number(clean):
+        edge = {"color": "--text", "dash": "dash", "width": 1.5}
+        place = {"type": "line", "xref": "x", "yref": "paper", "x0": clean, "x1": clean, "y0": 0, "y1": 1}
+        layout["shapes"] = [{**place, "line": edge}]
+    return {"data": data, "layout": layout}
+
+
+def _curves(lines: dict[str, dict[float, dict[str, Any]]], clean: Any, word: str) -> Chart:
+    """A line for each attack, worst first."""
     data = []
     for i, (name, by_share) in enumerate(lines.items()):
         at = sorted(by_share)
@@ -86,17 +129,16 @@ def _chart(page: Page, found: dict[str, Any], ended: list[dict[str, Any]], word:
             {
                 "type": "scatter",
                 "mode": "lines+markers",
-                "name": name if told else OTHERS,
+                "name": html.escape(name, quote=False) if told else OTHERS,
                 "legendgroup": name if told else OTHERS,
                 "showlegend": i <= MOST_LINES,
                 "x": at,
                 "y": [short(by_share[share]["value"]) for share in at],
-                "text": [plain(by_share[share]["described"]) for share in at],
+                "text": [html.escape(plain(by_share[share]["described"]), quote=False) for share in at],
                 "hovertemplate": f"%{{text}}<br>share %{{x:.0%}}, {word} %{{y:.3f}}<extra></extra>",
                 **(look_of(i) if told else gray),
             }
         )
-    clean = found["reference_value"]
     if number(clean):
         data.append(
             {
@@ -112,11 +154,8 @@ def _chart(page: Page, found: dict[str, Any], ended: list[dict[str, Any]], word:
     layout = layout_of("Byzantine share of all workers", word, x_range=[0, 1], unit=True)
     layout["xaxis"]["tickformat"] = ".0%"
     layout["height"] = 420
-    worst = ended[0]
-    label = f"{word} against the Byzantine share: worst {_three(worst['value'])} by {worst['described']}"
-    caption = f"The worst case of each attack at each share that was tried. The {MOST_LINES} worst have a color."
-    chart: Chart = {"data": data, "layout": layout}
-    page.section(f"{word[:1].upper()}{word[1:]} against the Byzantine share", page.chart(chart, label, caption))
+    layout["margin"]["r"] = 28
+    return {"data": data, "layout": layout}
 
 
 def _tables(page: Page, found: dict[str, Any], word: str) -> None:
@@ -149,7 +188,7 @@ def _tables(page: Page, found: dict[str, Any], word: str) -> None:
         page.section("Failed and skipped", table(["attack", "status", "message"], broken, label="failed and skipped"))
     if untried := found["untried"]:
         attacks = dict.fromkeys(str(entry["attack"]["name"]) for entry in untried)
-        words = f"{len(untried)} runs, of {', '.join(attacks)}. A larger --budget tries them."
+        words = f"{len(untried)} runs, of {', '.join(attacks)}. A larger budget tries them."
         page.section("Not tried for want of budget", paragraph(words))
 
 

@@ -193,7 +193,7 @@ def _maps(page: Page, record: SweepRecord) -> None:
         label = "mean accuracy by attack and aggregator" + (f", {found.title}" if found.title else "")
         pieces.append(f"<div>{heading}{table(['attack', *found.aggregators], rows, label=label)}</div>")
     if pieces:
-        words = "A row is an attack, a column an aggregator; the darker, the higher the mean accuracy."
+        words = "A row is an attack, a column an aggregator; the stronger the color, the higher the mean accuracy."
         page.section(
             "Attacks and aggregators",
             _side_by_side(pieces),

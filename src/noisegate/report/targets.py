@@ -99,8 +99,8 @@ def confusion_section(page: Page, record: RunRecord) -> None:
         (str(label), *(Shade(str(times), times / max(1, sum(row))) for times in row))
         for label, row in enumerate(confusion)
     ]
-    note = "How many test examples of the class of a row the last model calls by the class of a column; the darker, the"
-    note += " more of that class."
+    note = "How many test examples of the class of a row the last model calls by the class of a column; the stronger"
+    note += " the color, the more of that class."
     matrix = table(columns, rows, label="confusion matrix", sort=False, dense=True)
     page.section("Confusion", matrix, paragraph(note, "quiet"))
 
