@@ -18,11 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from noisegate import Compute, Spec, reference, run
+from noisegate.cli.findings import as_json
+from noisegate.paper.partition_figure import Distribution
+from noisegate.redteam import red_team
 from noisegate.report import write_report
 from noisegate.report.page import Page, table
+from noisegate.report.partition_page import partition_page
+from noisegate.report.redteam_page import redteam_page
 from noisegate.sweeps.sweep import sweep
+from test_redteam import Pretend, planted
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 PATIENCE = 60.0
@@ -252,6 +259,23 @@ def test_nothing_of_a_table_is_cut_off(browser, pages, name, width):
         assert 0 < min(found) <= max(found) <= width, "the accuracy is on the screen"
     if name == "many" and width == 1400:
         assert browser.evaluate("document.querySelectorAll('.stacked').length") == 0, "there is room for tables"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [375, 768, 1400])
+def test_a_red_team_and_a_partition_look_like_the_other_pages(browser, tmp_path, width, dark):
+    found = as_json(red_team(Spec(), Pretend(planted), budget=60), 360)
+    shares = Distribution("digits", torch.eye(10) * 0.5 + 0.05, torch.full((10,), 0.1))
+    for name, page in (("red", redteam_page(found)), ("partition", partition_page(shares))):
+        (tmp_path / f"{name}.html").write_text(page.html())
+        browser.look(tmp_path / f"{name}.html", width=width, dark=dark)
+        assert all(browser.evaluate(DRAWN))
+        assert (browser.complaints(), browser.requests()) == ([], [])
+        browser.evaluate("document.querySelectorAll('details').forEach(folded => folded.open = true)")
+        browser.wait_until(f"({CUT}).length == 0")
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width
+        assert (light(browser.evaluate("getComputedStyle(document.body).backgroundColor")) < 0.05) is dark
+        assert browser.evaluate("document.querySelector('.verdict .lead').textContent").endswith(".")
 
 
 @pytest.mark.parametrize("width", [375, 1400])

@@ -84,6 +84,7 @@ def statuses(names: Sequence[str], counts: Mapping[str, Sequence[int]]) -> Chart
     ]
     layout = layout_of("rounds", "")
     layout["yaxis"] |= {"autorange": "reversed", "type": "category", "showgrid": False, "ticks": ""}
+    layout["legend"]["traceorder"] = "normal"
     layout |= {"barmode": "stack", "height": min(900, 130 + 20 * len(names))}
     return {"data": data, "layout": layout}
 

@@ -16,6 +16,7 @@ from noisegate.errors import NoisegateError, StoreError
 from noisegate.federation.checkpoint import STATUSES
 from noisegate.federation.settings import ServerSettings
 from noisegate.federation.store import RECORD
+from noisegate.redteam.plot import part
 from noisegate.report import federation_charts as charts
 from noisegate.report.page import Page, bullets, headline, paragraph, table
 from noisegate.report.words import Verdict, verdict_section
@@ -174,7 +175,7 @@ def _weights(page: Page, record: ServerRecord) -> None:
     names = [label_of(record, name) for name in record.names]
     binned, spans = charts.binned(found, at)
     means = [f"{name} {row.mean():.3f}" for name, row in zip(names, found, strict=True)]
-    caption = "A row is a worker; the darker, the more its uploads weigh in the model."
+    caption = "A row is a worker; the stronger the color, the more its uploads weigh in the model."
     if len(spans) < len(at):
         caption += " A column is the mean over some rounds."
     rows = [(name, f"{row.mean():.4f}") for name, row in zip(names, found, strict=True)]
@@ -240,7 +241,10 @@ def _privacy(record: ServerRecord) -> list[str]:
 
 def _settings(settings: ServerSettings) -> list[tuple[str, str]]:
     shown = {name: value for name, value in vars(settings).items() if name != "folder"}
-    return [(name, plain(value)) for name, value in shown.items() if value not in (None, "")]
+    told = {
+        name: part(value) if isinstance(value, dict) and "name" in value else value for name, value in shown.items()
+    }
+    return [(name, plain(value)) for name, value in told.items() if value not in (None, "")]
 
 
 def _second(line: dict[str, Any], name: str) -> float | None:
