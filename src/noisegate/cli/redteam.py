@@ -1,6 +1,7 @@
 """`noisegate redteam`: every attack against one configuration, worst case first."""
 
 import json
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from noisegate.cli.records import RedteamFlags
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
+from noisegate.errors import NoisegateWarning
 from noisegate.files import seal
 from noisegate.redteam import Findings, red_team
 from noisegate.redteam.findings import Stage, Trial
@@ -44,7 +46,9 @@ def redteam_command(flags: RedteamFlags) -> None:
     spec = measuring(spec, objective)
     pool = Pool(compute, flags.jobs, time_limit=flags.time_limit)
     # What is wrong with the configuration itself is said once, and not once for every attack.
-    setup = prepare(behaved(spec), compute)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* so nobody attacks", NoisegateWarning)  # which is refused below
+        setup = prepare(behaved(spec), compute)
     _check_there_are_byzantine_workers(spec, shares, setup)
     counts = torch.bincount(setup.y_test, minlength=setup.federation.adversary.classes).tolist()
     examples, terms = len(setup.y_test), {spec.seed: costs.terms_of(behaved(spec), setup)}
