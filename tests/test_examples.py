@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "examples"
 
 
 def printed_by(name: str, folder: Path) -> str:
-    done = subprocess.run([sys.executable, str(FOLDER / name)], cwd=folder, capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, str(FOLDER / name)], cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -36,6 +36,20 @@ def test_hospitals_of_your_own(tmp_path):
     told = dict(re.fullmatch(r"(.+?) +(\d\.\d+) on its own test patients", line).groups() for line in rest)
     assert list(told) == ["Northfield", "St. Mary", "Lakeside", "County", "University"]
     assert all(0.5 < float(accuracy) <= 1 for accuracy in told.values())
+
+
+def test_a_model_of_your_own_with_a_frozen_backbone(tmp_path):
+    told = r"(.+?) +accuracy (\S+) at epsilon (\S+), (\d+) parameters trained, (\d+) frozen"
+    lines = [re.fullmatch(told, line).groups() for line in printed_by("own_model.py", tmp_path).splitlines()]
+    found = {name: tuple(map(float, numbers)) for name, *numbers in lines}
+    (frozen, epsilon, head, left), (trained, _, everything, none) = found["frozen backbone"], found["all trained"]
+    assert 1.9 < epsilon <= 2
+    assert frozen > 0.85  # 0.2 is chance, and half of the workers label wrongly
+    assert frozen > trained
+    assert head < everything
+    # A convolution of 1 x 3 x 3 and the BatchNorm behind it, with the three statistics that it holds, are frozen.
+    assert left == 16 * 9 + 16 + 2 * 16 + 2 * 16 + 1
+    assert none == 0
 
 
 @pytest.mark.parametrize("path", notebooks.NOTEBOOKS, ids=lambda path: path.name)
