@@ -613,7 +613,7 @@ def test_a_sweep_shows_every_cell(swept):
     place, specs = swept
     page = read(place)
     assert "8 runs, 5 of them done" in page.text
-    assert "Not every run is done: 1 failed, 1 skipped, 1 missing." in page.text
+    assert "Not every run is done: 1 failed, 1 skipped, 1 waiting." in page.text
     assert "it failed <b>badly</b>" in page.text
     assert "1 more run folders below runs/ do not belong to this sweep" in page.text
     for spec in specs:
@@ -623,7 +623,7 @@ def test_a_sweep_shows_every_cell(swept):
     assert row in page.text
     assert "median – – –" in page.text, "what has no number has a row all the same"
     assert "1 done, 1 skipped" in page.text
-    assert "1 failed, 1 missing" in page.text
+    assert "1 failed, 1 waiting" in page.text
 
 
 def test_a_sweep_is_drawn_against_what_varies(swept):

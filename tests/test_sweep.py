@@ -1,5 +1,6 @@
 """Sweeps: what a grid is, what is kept, and that neither a kill nor a second sweep loses or doubles a run."""
 
+import csv
 import json
 import signal
 import sys
@@ -205,12 +206,36 @@ def test_people_see_a_table(cli, grid):
     assert "4 of them done already" in again.err
 
 
+def test_a_sweep_as_a_csv_file_has_a_line_for_each_run(cli, grid, tmp_path):
+    lists = '[sweep]\nattack = ["zero", {name = "gaussian", scale = 2.0}]\nworkers = [4, 1]\nseed = [1]\n'
+    path = grid(HEAD.replace("workers = 4\n", 'aggregator = "krum"\nbyzantine = 0.2\n') + lists)
+    found = cli("sweep", path, *FLAGS, "--csv", tmp_path / "tables" / "runs.csv", "--json").json
+    with (tmp_path / "tables" / "runs.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [(line["attack"], line["workers"], line["status"]) for line in lines] == [
+        ("zero", "4", "done"),
+        ("zero", "1", "skipped"),
+        ("gaussian (scale 2.0)", "4", "done"),
+        ("gaussian (scale 2.0)", "1", "skipped"),
+    ]
+    for line, cell in zip(lines, found["cells"], strict=True):
+        assert line["folder"] == cell["folder"]
+        if cell["status"] == "done":
+            assert float(line["accuracy"]) == cell["accuracy"]
+            assert float(line["lowest_recall"]) == min(value for value in cell["recall"] if value is not None)
+            assert 0 < float(line["epsilon"]) <= 2
+            assert (line["rounds"], line["message"]) == ("3", "")
+        else:
+            assert line["accuracy"] == line["lowest_recall"] == line["epsilon"] == ""
+            assert line["message"] == " ".join(cell["message"].split())
+
+
 def test_a_dry_run_writes_nothing(cli, grid, tmp_path):
     answer = cli("sweep", grid(HEAD + "[sweep]\nseed = [1, 2]\n"), "--dry-run", "--json")
     assert (answer.status, answer.err) == (0, "")
     assert [(cell["status"], cell["settings"]) for cell in answer.json["cells"]] == [
-        ("missing", {"seed": 1}),
-        ("missing", {"seed": 2}),
+        ("waiting", {"seed": 1}),
+        ("waiting", {"seed": 2}),
     ]
     assert [entry.name for entry in tmp_path.iterdir()] == ["grid.toml"]
 
@@ -298,7 +323,7 @@ def test_a_damaged_result_is_a_failure_that_says_what_to_do(tmp_path, quick):
 
 def test_a_run_has_one_owner_who_says_how_far_it_is(tmp_path, quick):
     folder, spec = SweepFolder(tmp_path), quick()
-    assert folder.cell(spec) == SweepCell(spec, "missing")
+    assert folder.cell(spec) == SweepCell(spec, "waiting")
     with folder.lock(spec) as claim:
         claim.tell(3, 12)
         assert folder.cell(spec) == SweepCell(spec, "running", None, "round 3 of 12")
@@ -307,7 +332,7 @@ def test_a_run_has_one_owner_who_says_how_far_it_is(tmp_path, quick):
         with folder.lock(spec) as second:
             assert second is None
         assert play_one(folder, spec, CPU) is BUSY
-    assert folder.cell(spec) == SweepCell(spec, "missing")
+    assert folder.cell(spec) == SweepCell(spec, "waiting")
     assert folder.share(spec) == 0.0
     with folder.lock(spec) as again:
         assert again is not None
@@ -382,7 +407,7 @@ def test_runs_side_by_side_leave_the_folders_of_runs_alone(tmp_path, quick):
         outcomes = play_several(folder, specs, CPU)
     assert [outcome.status for outcome in outcomes] == ["done", "skipped", "done", "skipped", "done"]
     assert outcomes[3] is BUSY
-    assert [cell.status for cell in folder.cells(specs)] == ["done", "skipped", "done", "missing", "done"]
+    assert [cell.status for cell in folder.cells(specs)] == ["done", "skipped", "done", "waiting", "done"]
     for spec in (specs[0], specs[2], specs[4]):
         run(spec, compute=CPU, out=tmp_path / "alone" / spec.name())
         assert contents(folder.run_path(spec)) == contents(tmp_path / "alone" / spec.name())
@@ -469,7 +494,7 @@ def test_an_interrupted_sweep_loses_at_most_what_was_on_its_way(spawn, grid, tmp
         process.send_signal(how)
         out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out) == (130 if how == signal.SIGINT else -how, "")
-        assert [cell.status for cell in folder.cells([short, long])] == ["done", "missing"], "nobody works on any more"
+        assert [cell.status for cell in folder.cells([short, long])] == ["done", "waiting"], "nobody works on any more"
         return err
 
     stop(spawn(*command, 1), signal.SIGKILL)
@@ -498,7 +523,7 @@ def test_a_run_whose_sweep_was_killed_saves_and_stops(tmp_path, quick, monkeypat
     with pytest.raises(KeyboardInterrupt):
         play_one(folder, spec, CPU)
     assert saved_rounds(folder.run_path(spec) / "checkpoint.safetensors") == 1
-    assert folder.cell(spec).status == "missing"
+    assert folder.cell(spec).status == "waiting"
 
 
 def test_two_sweeps_at_once_do_every_run_once(spawn, cli, grid, begun, tmp_path):

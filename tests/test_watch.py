@@ -125,7 +125,7 @@ def test_a_sweep(cli, tmp_path):
     with folder.lock(specs[1]) as claim:
         claim.tell(1, 2)
         said = cli("watch", tmp_path / "sweep", "--once").out
-    assert "1 of 3 runs ended: 1 done, 1 running, 1 missing" in said
+    assert "1 of 3 runs ended: 1 done, 1 running, 1 waiting" in said
     assert "round 1 of 2" in said
     assert f"{folder.cell(specs[0]).result['accuracy']:.3f}" in said
     assert "No process works on it" not in said
@@ -137,7 +137,7 @@ def test_a_sweep(cli, tmp_path):
     assert "1 failed: it broke" in said
     folder.run_path(specs[1]).mkdir()
     (folder.run_path(specs[1]) / "checkpoint.safetensors").touch()
-    assert "goes on, 1 of the missing runs where they stopped." in " ".join(
+    assert "goes on, 1 of the waiting runs where they stopped." in " ".join(
         cli("watch", tmp_path / "sweep", "--once").out.split()
     )
     (folder.run_path(specs[1]) / "checkpoint.safetensors").unlink()

@@ -116,6 +116,7 @@ class SweepFlags:
     time_limit: flags.TimeLimit = None
     dry_run: Annotated[bool, flag(OUTPUT, "Say what would be run, and write nothing.", "--dry-run")] = False
     as_json: Annotated[bool, flag(OUTPUT, "Print what came of it as one JSON object.", "--json")] = False
+    csv: Annotated[Path | None, flag(OUTPUT, "Also write a line for each run to this file.")] = None
 
 
 @dataclass(frozen=True)

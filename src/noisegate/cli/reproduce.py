@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import typer
 from rich.table import Table
@@ -17,6 +16,7 @@ from noisegate.cli.reading import read_numbers
 from noisegate.cli.records import ReproduceFlags
 from noisegate.cli.table import show_costs
 from noisegate.cli.terminal import Console
+from noisegate.cli.writing import write_beside
 from noisegate.compute import Compute
 from noisegate.errors import SpecError, StoreError
 from noisegate.files import read_json
@@ -27,7 +27,6 @@ from noisegate.paper.outcomes import Record, from_csv, needed, outcomes, passed,
 from noisegate.paper.page import page
 from noisegate.runs import costs
 from noisegate.runs.spec import Spec
-from noisegate.runs.store import write_whole
 from noisegate.sweeps.bills import bills_of
 from noisegate.sweeps.sweep import SweepCell, SweepFolder
 from noisegate.usual import QUICK_SEEDS
@@ -59,13 +58,14 @@ def reproduce_command(given: ReproduceFlags) -> None:
     verdicts = claims(found) if any(one.name in CLAIMED for one in chosen) else []
     if given.source is None:
         tables = [as_table(one, found[one.name]) for one in chosen]
-        _write(given.out / "tables.json", json.dumps(tables, indent=1) + "\n")
+        write_beside(given.out / "tables.json", json.dumps(tables, indent=1) + "\n")
     if given.csv:
-        _write(given.csv, to_csv(records[spec.name()] for spec in specs if spec.name() in records))
+        write_beside(given.csv, to_csv(records[spec.name()] for spec in specs if spec.name() in records))
     if given.cells:
-        _write(given.cells, cells_csv(chosen, found))
+        write_beside(given.cells, cells_csv(chosen, found))
     if given.docs:
-        _write(given.docs, page(chosen, found, verdicts, records, str(given.source or ""), str(given.cells or "")))
+        made = page(chosen, found, verdicts, records, str(given.source or ""), str(given.cells or ""))
+        write_beside(given.docs, made)
     fine = all(passed(some) for some in found.values())
     if given.as_json:
         compared = comparison_as_json(chosen, found, verdicts, fine)
@@ -156,15 +156,6 @@ def _read(path: Path) -> dict[str, Record]:
         raise StoreError(f"{path}: is no text; give a file that --csv wrote") from None
 
 
-def _write(path: Path, content: str) -> None:
-    """Write a file that is complete as soon as it exists."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise StoreError(f"{path}: cannot be written ({error.strerror}); choose another place") from None
-    write_whole(path, content.encode(), f".{path.name}.{uuid4().hex}.part")  # another command may write the same file
-
-
 def _partition(dataset: str, out: Path) -> None:
     """Print how the non-iid partition deals out the classes, and write the figure."""
     from noisegate.paper.partition_figure import PRIVATE, WHERE, distribution
@@ -177,6 +168,6 @@ def _partition(dataset: str, out: Path) -> None:
         table.add_row(str(number), *(f"{share:.2f}" for share in shares))
     print(PRIVATE)
     Console().print(table)
-    _write(out / "partition.html", partition_page(found).html())
+    write_beside(out / "partition.html", partition_page(found).html())
     print(f"{WHERE}; here {dataset}, {len(found.shares)} workers, mean total variation {found.distance:.2f}")
     print(f"{PRIVATE}; written to {out / 'partition.html'}")

@@ -11,8 +11,10 @@ from rich.table import Table
 
 from noisegate.cli.progress import PoolSettings, play, runs, there
 from noisegate.cli.records import SweepFlags
+from noisegate.cli.sweep_csv import sweep_csv
 from noisegate.cli.table import MOST_MESSAGE, show_costs, spread
 from noisegate.cli.terminal import Console
+from noisegate.cli.writing import write_beside
 from noisegate.compute import Compute
 from noisegate.redteam.plot import part
 from noisegate.runs import Spec, costs, imbalance
@@ -35,6 +37,8 @@ def sweep_command(given: SweepFlags) -> None:
     else:
         folder.keep(given.spec_file.read_bytes(), specs)
         cells = play("sweep", specs, folder, settings, quiet=given.as_json)
+        if given.csv:
+            write_beside(given.csv, sweep_csv(cells, grid.varied(), folder))
     cost = bills_of(cells) if not given.dry_run else []
     if given.as_json:
         print(json.dumps(_as_json(grid, cells, folder) | costs.as_json(cost), indent=2))
@@ -95,7 +99,7 @@ def _as_json(grid: SweepGrid, cells: Sequence[SweepCell], folder: SweepFolder) -
     return {
         "out": str(folder.path),
         "runs": len(cells),
-        **{status: _count(cells, status) for status in ("done", "failed", "skipped", "running", "missing")},
+        **{status: _count(cells, status) for status in ("done", "failed", "skipped", "running", "waiting")},
         "cells": [
             {
                 "name": cell.spec.name(),

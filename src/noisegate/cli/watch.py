@@ -32,7 +32,7 @@ MOST_ROWS = 24
 """Runs of a sweep that are shown one by one: the running ones first."""
 
 BLOCKS, PLAIN = "▁▂▃▄▅▆▇█", "_.-=+*#@"
-COLORS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "yellow", "missing": "dim"}
+COLORS = {"done": "green", "running": "cyan", "failed": "red", "skipped": "yellow", "waiting": "dim"}
 
 
 def watch_command(folder: Path, once: bool, every: float) -> None:
@@ -146,7 +146,7 @@ class _SweepScreen:
         table = Table(box=None, pad_edge=False)
         for column in (*self.keys, "status", "accuracy", "", ""):
             table.add_column(Text(plain(column)), no_wrap=True)
-        order = ["running", "failed", "skipped", "done", "missing"]
+        order = ["running", "failed", "skipped", "done", "waiting"]
         shown = sorted(cells, key=lambda cell: order.index(cell.status))[:MOST_ROWS]
         for cell in shown:
             table.add_row(*self._row(cell, console))
@@ -155,16 +155,16 @@ class _SweepScreen:
             yield Text(f"and {len(cells) - len(shown)} more runs", style="dim")
 
     def _advice(self, cells: Sequence[SweepCell]) -> Iterator[RenderableType]:
-        """How to go on, if runs are missing and none is running."""
+        """How to go on, if runs wait and none is running."""
         if self.over or any(cell.status == "running" for cell in cells):
             return
         stopped = sum(self._stopped(cell) for cell in cells)
-        where = f", {stopped} of the missing runs where they stopped" if stopped else ""
+        where = f", {stopped} of the waiting runs where they stopped" if stopped else ""
         yield Text(f"No process works on it now; the same `noisegate sweep` goes on{where}.", style="yellow")
 
     def _stopped(self, cell: SweepCell) -> bool:
         """Whether it was interrupted."""
-        return cell.status == "missing" and (self.folder.run_path(cell.spec) / CHECKPOINT).exists()
+        return cell.status == "waiting" and (self.folder.run_path(cell.spec) / CHECKPOINT).exists()
 
     def _cell(self, spec: AnySpec) -> SweepCell:
         """The status of a run. A run that is done is read only once."""

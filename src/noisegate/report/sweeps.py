@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN = ("attack_success", "fallback")
 """What the results show beside the accuracy, where it applies."""
 
-STATUSES = ("done", "running", "failed", "skipped", "missing")
+STATUSES = ("done", "running", "failed", "skipped", "waiting")
 """The statuses of a run of a sweep, in the order in which they are listed."""
 
 

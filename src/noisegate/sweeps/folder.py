@@ -42,12 +42,12 @@ WIDTH = 32
 class SweepCell:
     """One cell of a sweep's grid: a run and how it stands.
 
-    skipped: what the spec asks for cannot exist. missing: the run has not ended, and no process works on it.
+    skipped: what the spec asks for cannot exist. waiting: the run has not ended, and no process works on it.
     result: what its result.json holds. message: why the run failed, or how far it is.
     """
 
     spec: Any  # a Spec; or an UnbuiltSpec, in a folder that was only read and whose runs use plugins
-    status: Literal["done", "failed", "skipped", "running", "missing"]
+    status: Literal["done", "failed", "skipped", "running", "waiting"]
     result: dict[str, Any] | None = None
     message: str = ""
 
@@ -100,7 +100,7 @@ class SweepFolder:
             return SweepCell(spec, "running", None, self.told(spec))
         if (why := folder.failure()) is not None:
             return SweepCell(spec, "skipped" if why[0] == "skipped" else "failed", None, why[1])
-        return SweepCell(spec, "missing")
+        return SweepCell(spec, "waiting")
 
     def told(self, spec: AnySpec) -> str:
         """How far the process that works on a run has come, as `round 3 of 10`; "" if that is not known."""

@@ -68,7 +68,7 @@ def sweep(
                     time.sleep(POLL)
                 cells = folder.cells(others)
                 mine = [
-                    cell.spec for cell in cells if cell.status == "missing"
+                    cell.spec for cell in cells if cell.status == "waiting"
                 ]  # the process that worked on it has ended
                 others = [cell.spec for cell in cells if cell.status == "running"]
                 for cell in cells:
@@ -94,7 +94,7 @@ def make_pool(
 def _cell_after(folder: SweepFolder, spec: Spec, outcome: Outcome) -> SweepCell:
     """The cell of a run that a pool gave back. If its process was killed, its failure is written here."""
     cell = folder.cell(spec)
-    if cell.status != "missing" or outcome.status != "failed":
+    if cell.status != "waiting" or outcome.status != "failed":
         return cell
     try:
         with folder.lock(spec) as lock:
