@@ -208,6 +208,19 @@ def test_a_frame_has_labels_in_its_last_column_or_the_one_named():
     assert torch.equal(apart.y, Dataset.of(frame(clinic=None)).y)
 
 
+def test_a_column_worker_of_a_frame_says_who_holds_the_example():
+    renamed = {{"clinic": "worker"}.get(name, name): values for name, values in frame().table.items()}
+    found, same = Dataset.of(Frame(renamed)), Dataset.of(frame(), worker="clinic")
+    assert torch.equal(found.x, same.x)
+    assert torch.equal(found.owner, same.owner)
+    assert found.worker_names == same.worker_names
+    whole = Dataset.of(Frame({name: renamed[name] for name in ("a", "b", "worker")}), "worker")
+    assert whole.class_names == ("c0", "c1", "c2")
+    assert whole.owner is None
+    with pytest.raises(DataError, match="worker 0: has a column worker, and each part is one worker's; drop"):
+        Dataset.of_workers([Frame(renamed)])
+
+
 def test_numbers_in_a_label_column_are_names_sorted_by_size():
     data = Dataset.of(frame(clinic=None, ill=np.array([10.0, 9.0, -1.0])[Y]), test=frame(clinic=None, ill=[9] * 60))
     assert data.class_names == ("-1", "9", "10")

@@ -182,6 +182,31 @@ def test_a_wrong_column_is_one_line(tmp_path, columns, says):
         load(write(tmp_path / "mine.csv", rows()), columns=columns)
 
 
+def test_a_column_worker_says_who_holds_the_example(tmp_path):
+    who = ["north" if n % 3 else "south" for n in range(60)]
+    lines = [f"{n % 7},{n % 5},{word},{'yes' if n % 2 else 'no'}" for n, word in enumerate(who)]
+    path = tmp_path / "mine.csv"
+    for name, column in (("worker", None), ("ward", "ward")):
+        path.write_text("\n".join([f"a,b,{name},ill", *lines]))
+        data = load(str(path), columns=Columns(worker=column))
+        assert data.worker_names == ("north", "south")
+        assert data.feature_names == ("a", "b")
+        held = data.owner.tolist() + data.owner_test.tolist()
+        assert sorted(held) == sorted(int(word == "south") for word in who)
+    with pytest.raises(DataError, match=r"column 'ward': 'south' is no number.*who holds the example, name it with"):
+        load(str(path))
+    path.write_text("\n".join(["a,b,worker,ill", *lines]))
+    labels = load(str(path), columns=Columns(label="ill", worker="worker"))
+    assert labels.class_names == ("no", "yes")
+    path.write_text("\n".join(["a,b,worker", *(line.rsplit(",", 1)[0] for line in lines)]))
+    assert load(str(path), columns=Columns(label="worker")).class_names == ("north", "south")
+    folder = tmp_path / "wards"
+    folder.mkdir()
+    (folder / "one.csv").write_text("\n".join(["a,b,worker,ill", *lines]))
+    with pytest.raises(DataError, match=r"one\.csv: has a column worker, and a folder has one file for each"):
+        load(str(folder))
+
+
 def test_columns_are_for_tables(tmp_path):
     np.savez(tmp_path / "mine.npz", x=X, y=np.arange(N) % 2)
     with pytest.raises(DataError, match=r"label_column = 'ill': names a column of a table, and this is an \.npz"):

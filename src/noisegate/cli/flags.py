@@ -51,7 +51,9 @@ MemoryOfEach = Annotated[
 LabelColumn = Annotated[
     str | None, flag(DATA, "Column of a .csv with the label. [the last]", "--label-column", "--label")
 ]
-WorkerColumn = Annotated[str | None, flag(DATA, "Column of a .csv that says who holds each example. [none]")]
+WorkerColumn = Annotated[
+    str | None, flag(DATA, "Column of a .csv that says who holds each example. [worker, if there is one]")
+]
 AsJson = Annotated[bool, flag(OUTPUT, "Print one JSON object and nothing else.", "--json")]
 
 READ = ("spec_file", "delta", "batch", "settings")

@@ -17,6 +17,9 @@ BYTE = 255
 ONE_TEST_IN = 5
 """One of so many examples is split off as a test example, where data bring none of their own."""
 
+WORKER = "worker"
+"""The column of a table or a frame that says who holds the example, unless another is named."""
+
 Names = tuple[str, ...]
 
 

@@ -53,9 +53,9 @@ class Dataset:
         in sorted order. Pictures of bytes, uint8 of shape (N, height, width, ...), are divided by 255; all else is
         taken as it is. With a frame as x, y may be the name of its label column, None the last one; what is in that
         column are names of classes, numbers too. worker: (N,) who holds each example, as whole numbers or texts; or the
-        name of a frame's column. test: the test examples, as (x, y), as (x, y, worker), or as a frame like x; unless
-        given, a fifth of each worker's examples is split off, as many of each class as its share of them is, by `seed`
-        as a run of that seed would.
+        name of a frame's column, which is the one named `worker` unless given. test: the test examples, as (x, y), as
+        (x, y, worker), or as a frame like x; unless given, a fifth of each worker's examples is split off, as many of
+        each class as its share of them is, by `seed` as a run of that seed would.
         """
         from noisegate.data.own import dataset_of
 

@@ -47,6 +47,8 @@ def _tables(path: Path, files: Sequence[Path], columns: Columns, rng: torch.Gene
     tables: list[Table] = []
     for file in files:
         tables.append(read_table(file, columns))
+        if tables[-1].workers is not None:
+            raise DataError(f"{plain(file)}: has a column worker, and a folder has one file for each; drop the column")
         if (own := tables[-1].features) != (first := tables[0].features):
             raise DataError(
                 f"{plain(file)}: has the features {listed(own)}, and {plain(files[0].name)} {listed(first)}; all files "

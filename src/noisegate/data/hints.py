@@ -1,7 +1,10 @@
 """What people are told of their own data: not wrong, and rarely meant."""
 
+import warnings
+
 from noisegate.checks import plain
 from noisegate.data.dataset import Dataset
+from noisegate.errors import NoisegateWarning
 
 LARGEST, APART = 50.0, 100.0
 """Features beyond the first, or whose spreads differ by more than the second factor, are hinted at."""
@@ -10,6 +13,12 @@ PUBLIC = (
     "bring them to about -1 to 1 by constants that everyone may know, such as the bounds that their unit allows; means "
     "and deviations of the data themselves are private, and to use them costs privacy that no epsilon counts"
 )
+
+
+def warn_of_scale(where: object, dataset: Dataset) -> None:
+    """Warn where features are far larger than 1, or than one another."""
+    if hint := of_scale(dataset):
+        warnings.warn(f"{plain(where)}: {hint}", NoisegateWarning, stacklevel=2)
 
 
 def of_scale(dataset: Dataset) -> str | None:

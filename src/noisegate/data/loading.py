@@ -14,7 +14,7 @@ from noisegate.data.contents import archive, checked
 from noisegate.data.dataset import Dataset
 from noisegate.data.files import expanded, locate
 from noisegate.data.folders import read_folder, read_single
-from noisegate.data.own import warn_of_scale
+from noisegate.data.hints import warn_of_scale
 from noisegate.data.sources import SOURCES
 from noisegate.data.tables import SUFFIXES, Columns
 from noisegate.errors import DataError, SpecError

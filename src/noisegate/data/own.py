@@ -1,6 +1,5 @@
 """A `Dataset` of what a user has: arrays, frames, one part per worker, with or without test examples."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from noisegate.checks import guess, plain, shown
 from noisegate.data.arrays import (
+    WORKER,
     Names,
     array_of,
     classes_of,
@@ -22,9 +22,9 @@ from noisegate.data.arrays import (
     split,
 )
 from noisegate.data.dataset import Dataset
-from noisegate.data.hints import of_scale
+from noisegate.data.hints import warn_of_scale
 from noisegate.data.tables import listed
-from noisegate.errors import DataError, NoisegateWarning
+from noisegate.errors import DataError
 
 MOST_CLASSES = 1000
 """The most classes that a table may name. A column with more of them is hardly one of labels."""
@@ -67,12 +67,6 @@ def assemble(where: str | Path, train: Labeled, test: Labeled | None, words: Wor
     )
     warn_of_scale(where, dataset)
     return dataset
-
-
-def warn_of_scale(where: object, dataset: Dataset) -> None:
-    """Warn where features are far larger than 1, or than one another."""
-    if hint := of_scale(dataset):
-        warnings.warn(f"{plain(where)}: {hint}", NoisegateWarning, stacklevel=2)
 
 
 def _check_lengths(name: object, part: Labeled) -> None:
@@ -173,7 +167,9 @@ def _of_worker(where: str, part: Any, y: str | None) -> tuple[Given, Given | Non
         tried = [part.class_names[label] for label in part.y_test.tolist()] if part.class_names else part.y_test
         return Given(part.x, named), Given(part.x_test, tried)
     if is_frame(part):
-        return _given(where, part, y, None), None
+        if (given := _given(where, part, y)).worker is not None:
+            raise DataError(f"{where}: has a column worker, and each part is one worker's; drop the column")
+        return given, None
     if isinstance(part, torch.utils.data.Dataset):
         pairs = [(torch.as_tensor(one), int(label)) for one, label in _pairs(where, part)]
         return Given(torch.stack([one for one, _ in pairs]), [label for _, label in pairs]), None
@@ -203,6 +199,8 @@ def _given(name: str, x: Any, y: Any, worker: Any = None) -> Given:
             raise DataError(f"{name}: y is missing; give the labels (N,), or a frame that has them in a column")
         return Given(x, y, worker)
     names = list(x.columns)
+    if worker is None and WORKER in names and not (isinstance(y, str) and y == WORKER):
+        worker = WORKER
     for key, value in (("y", y), ("worker", worker)):
         if isinstance(value, str) and value not in names:
             raise DataError(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate.checks import guess, plain, shown, told
-from noisegate.data.arrays import Names
+from noisegate.data.arrays import WORKER, Names
 from noisegate.errors import DataError
 
 SUFFIXES = (".csv", ".tsv")
@@ -30,10 +30,14 @@ LARGEST = float(np.finfo(np.float32).max)
 
 NO_NUMBER = "is no number; fill in or drop missing values, and write words as numbers, one column of 0 and 1 for each"
 
+HOLDER = "if the column says who holds the example, name it with worker_column (--worker-column)"
+
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a table say what. label: unless given, the last one. worker: who holds the example."""
+    """Which columns of a table say what. label: unless given, the last one. worker: who holds the example; unless
+    given, the one named `worker`, if there is one.
+    """
 
     label: str | None = None
     worker: str | None = None
@@ -81,7 +85,8 @@ class _Rows:
     def __init__(self, path: Path, columns: Columns, rows: "Iterator[list[str]]") -> None:
         self.path, self.rows = path, rows
         self.names = self._header()
-        self.worker = None if columns.worker is None else self._place("worker_column", columns.worker)
+        worker = columns.worker or (WORKER if WORKER in self.names and columns.label != WORKER else None)
+        self.worker = None if worker is None else self._place("worker_column", worker)
         left = [place for place in range(len(self.names)) if place != self.worker]
         self.label = left[-1] if columns.label is None else self._place("label_column", columns.label)
         if self.label == self.worker:
@@ -162,7 +167,8 @@ class _Rows:
         for row, line in zip(cells, lines, strict=True):
             for place, cell in zip(self.kept, row, strict=True):
                 if not _is_number(cell) or abs(float(cell)) > LARGEST:
-                    raise self._wrong(f"column {shown(self.names[place])}: {shown(cell)} {NO_NUMBER}", line)
+                    who = f"; {HOLDER}" if self.worker is None and _is_word(cell) else ""
+                    raise self._wrong(f"column {shown(self.names[place])}: {shown(cell)} {NO_NUMBER}{who}", line)
         raise self._wrong("holds numbers that cannot be read")
 
     def _line(self) -> int:
@@ -170,6 +176,12 @@ class _Rows:
 
     def _wrong(self, rule: str, line: int | None = None) -> DataError:
         return DataError(f"{plain(self.path)}, line {self._line() if line is None else line}: {rule}")
+
+
+def _is_word(cell: str) -> bool:
+    """Whether it is neither a number, nor what programs write for no value."""
+    written = cell.strip().lower().lstrip("+-")
+    return written[:1].isalpha() and written not in ("na", "n/a", "nan", "none", "null", "inf", "infinity")
 
 
 def _is_number(text: str) -> bool:

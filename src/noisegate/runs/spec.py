@@ -52,7 +52,7 @@ class Spec:
     """A run, but for where and how fast it computes. None means: the data set's default, or computed.
 
     dataset: a name of `noisegate list datasets` or a path: of an .npz, a .csv, or a folder with one for each worker.
-    label_column, worker_column: of a .csv; unless given, the last column is the label. model: a name of `noisegate list
+    label_column, worker_column: of a .csv; unless given, the last column and `worker`. model: a name of `noisegate list
     models`, a torch module, or your own: `package.module:build` or `file.py:build`. loss: your own likewise; the cross
     entropy unless given. attack, aggregator, worker: a name, a table with `name` and settings, or an object. An
     aggregator may also be a function of the uploads (m, d) that gives a vector (d,). Of an object that those
