@@ -218,7 +218,7 @@ def rows_of(result, **changes) -> dict[str, str]:
 def test_the_table_says_how_much_of_the_model_is_byzantine(quick):
     result = run(quick(accountant="rdp"), compute=Compute(device="cpu"))
     by_weight = rows_of(result, byzantine_weight=0.042, byzantine_selected=0.346)
-    assert by_weight["Byzantine weight"] == "4.2% of the weight in the model; 34.6% of the uploads used"
+    assert by_weight["Byzantine weight"] == "4.2% of the weight in the model, by 60% of the workers"
     assert "Byzantine uploads used" not in by_weight
     old = rows_of(result, byzantine_weight=None, byzantine_selected=0.346)
     assert old["Byzantine uploads used"] == "34.6% of the uploads that made the model"

@@ -733,7 +733,7 @@ def test_a_fallback_is_said_in_the_table_at_the_exit_and_in_json(cli, faltering,
     sentence = f"the aggregator fell back in 5 of 8 rounds: {UNKNOWN}"
     assert answer.status == 0
     assert sentence in answer.err.splitlines()
-    assert "rounds fallen back 62.5% in which the aggregator's premise failed" in flat(answer.out)
+    assert "rounds fallen back 62.5% in which the aggregator used a simpler rule" in flat(answer.out)
     found = cli("run", "spec.toml", "--json", "--threads", "1", "--out", "again")
     assert found.json["fallback"] == 5 / 8
     assert found.err == ""

@@ -62,7 +62,8 @@ def in_other_ways(epsilon_at_1e_5: float | None, mu: float | None) -> str:
     )
     if mu is None:
         return common
-    return f"{common}; at least as private as {mu:.4f}-GDP (mu) for every delta of 1e-10 or more"
+    least = checks.rounded(mu, 4)
+    return f"{common}; at least as private as {least}-GDP (mu) for every delta of 1e-10 or more"
 
 
 def _show(found: Guarantee, groups: dict[int, float]) -> None:

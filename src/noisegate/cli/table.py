@@ -45,16 +45,17 @@ def show_result(result: Result, proportion: Mapping[str, Any], cost: Bill, out: 
 
 def _accuracy(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
     """How accurate the model is, and what that is to be compared with."""
-    total = result.workers + result.byzantine_workers
+    total, aggregator = result.workers + result.byzantine_workers, part(result.spec["aggregator"])
+    attacked = result.byzantine_workers > 0 and part(result.spec["attack"]) != "none"
     workers = f"{result.byzantine_workers} of {total} workers ({result.byzantine:.0%})"
-    parties = f"{part(result.spec['aggregator'])} against {part(result.spec['attack'])} by {workers}"
-    yield "accuracy", f"{result.accuracy:.3f}", parties
+    beside = f"against {part(result.spec['attack'])} by {workers}" if attacked else f"with {total} workers, all honest"
+    yield "accuracy", f"{result.accuracy:.3f}", f"{aggregator} {beside}"
     if result.believed_byzantine is not None:
         yield "Byzantine assumed", f"{result.believed_byzantine}", _assumption(result)
     if proportion:
         clean, averaged = proportion["reference_accuracy"], proportion["undefended_accuracy"]
         yield "reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean"
-        yield "undefended", f"{averaged:.3f}", "plain mean under the same attack"
+        yield "undefended", f"{averaged:.3f}", f"plain mean {'under the same attack' if attacked else 'of all workers'}"
     if imbalance.uneven(result.as_dict()):
         yield from _classes(result, proportion)
     if (worst := imbalance.worst_worker(result.as_dict())) is not None:
@@ -100,9 +101,10 @@ def _uploads(result: Result) -> Iterator[Row]:
     if result.rounds_lost:
         yield "rounds lost", f"{result.rounds_lost}", "with a process that ended; paid for, never drawn again"
     yield "honest uploads refused", f"{result.honest_rejected:.1%}", "by a test, although honest"
-    yield _byzantine_weight(result)
+    if result.byzantine_workers:
+        yield _byzantine_weight(result)
     if result.fallback:
-        yield "rounds fallen back", f"{result.fallback:.1%}", "in which the aggregator's premise failed"
+        yield "rounds fallen back", f"{result.fallback:.1%}", "in which the aggregator used a simpler rule"
     if result.spec.get("absent"):
         missing = sum(_counted(result, "missing").values())
         sent = result.rounds * (result.workers + result.byzantine_workers)
@@ -114,12 +116,11 @@ def _uploads(result: Result) -> Iterator[Row]:
 
 
 def _byzantine_weight(result: Result) -> Row:
-    """How much of the model is Byzantine: by weight, and by head count. Older results have the head count alone."""
+    """How much of the model is Byzantine: by weight. Older results have the head count alone."""
     weight = result.byzantine_weight
     if weight is None:
         return "Byzantine uploads used", f"{result.byzantine_selected:.1%}", "of the uploads that made the model"
-    heads = f"{result.byzantine_selected:.1%} of the uploads used"
-    return "Byzantine weight", f"{weight:.1%}", f"of the weight in the model; {heads}"
+    return "Byzantine weight", f"{weight:.1%}", f"of the weight in the model, by {result.byzantine:.0%} of the workers"
 
 
 def _counted(result: Result, reason: str) -> dict[str, int]:
@@ -164,7 +165,7 @@ def _promise(result: Result, cost: Bill) -> Iterator[Row]:
         if result.epsilon_at_1e_5 is not None and result.delta != COMMON_DELTA:
             yield "  at delta 1e-5", rounded(result.epsilon_at_1e_5, 3), "epsilon of the same noise"
         if result.mu is not None:
-            yield "  mu", f"{result.mu:.3f}", "at least as private as mu-GDP at every delta of 1e-10 or more"
+            yield "  mu", rounded(result.mu, 3), "at least as private as mu-GDP at every delta of 1e-10 or more"
     if cost.epsilon is None:
         yield "  together", "none", f"{cost.trainings} trained on this data: {cost.note}"
     elif cost.trainings > 1 or cost.epsilon != result.epsilon:
