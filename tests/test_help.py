@@ -24,6 +24,7 @@ from noisegate.features import FEATURES
 from noisegate.models import MODELS
 from noisegate.privacy import ACCOUNTANTS
 from noisegate.redteam.objectives import OBJECTIVES
+from noisegate.runs.measures import NAMES
 from noisegate.sampling import SAMPLINGS
 from noisegate.workers import WORKERS
 
@@ -120,6 +121,7 @@ CATALOG_NAMES = {
     "datasets": SOURCES,
     "devices": DEVICES,
     "features": FEATURES,
+    "metrics": NAMES,
     "models": MODELS,
     "objectives": OBJECTIVES,
     "samplings": SAMPLINGS,
