@@ -102,7 +102,7 @@ def test_a_loss_of_ones_own_gets_the_outputs_as_the_model_gives_them(shape):
 @pytest.mark.parametrize(
     ("module", "sentence"),
     [
-        (Shaped(2, lambda z: z[..., None]), r"shape \(2, 2, 1\) for 2 examples.*give \(2, 2\).* or one logit$"),
+        (Shaped(2, lambda z: z[..., None]), r"shape \(2, 2, 1\) for 2 examples.*give \(2, 2\).* or one logit;"),
         (Shaped(3, lambda z: z), r"shape \(2, 3\) for 2 examples.*give \(2, 2\)"),
         (Shaped(4, lambda z: z.reshape(-1, 2, 2)), r"shape \(2, 2, 2\)"),
         (Shaped(2, lambda z: (z, z)), "outputs of shape tuple"),

@@ -235,7 +235,7 @@ def test_numbers_in_a_label_column_are_names_sorted_by_size():
         ({"clinic": None}, ("sick",), "y = 'sick': is no column; there are a, b, ill"),
         ({"clinic": None}, ("il",), "did you mean 'ill'"),
         ({"clinic": None, "a": [np.nan if n == 7 else 0.0 for n in range(60)]}, (), "column 'a' of x has nan in row 7"),
-        ({"clinic": None, "ill": X[:, 2]}, (), "is no whole number, and noisegate trains classifiers"),
+        ({"clinic": None, "ill": X[:, 2]}, (), "is no whole number; name another column as the label"),
         ({"clinic": None, "a": None, "b": None}, (), "no column is left for features"),
         (
             {"clinic": None, "ill": ["no", *[np.nan] * 59]},

@@ -124,7 +124,7 @@ WRONG = [
     (GOOD + f"5,{'6' * 200_000},no\n", "line 4: cannot be read as CSV .field larger"),
     ("a,b,y\n" + "1,2,no\n" * 9, "the labels are 1 different ones, such as 'no'"),
     ("a,b,y\n" + "".join(f"1,2,p{n}\n" for n in range(1001)), "the labels are 1001 different ones"),
-    ("a,b,y\n1,2,0.5\n1,2,1\n", "the label '0.5' is no whole number, and noisegate trains classifiers"),
+    ("a,b,y\n1,2,0.5\n1,2,1\n", "the label '0.5' is no whole number; name another column as the label"),
     (GOOD, "no worker has 5 examples"),
 ]
 

@@ -160,6 +160,7 @@ OTHERWISE = {
     "label_column": "ill",
     "worker_column": "ward",
     "metrics": ["auc"],
+    "class_shares": [9.0, 1.0],
 }
 
 
@@ -174,7 +175,8 @@ def test_names_are_those_of_earlier_versions():
 
 def test_the_name_changes_with_every_setting():
     assert OTHERWISE.keys() == {field.name for field in dataclasses.fields(Spec)}, "add the new setting above"
-    needs = {"sampling": {"accountant": "rdp"}}  # fixed sampling cannot be priced otherwise
+    # Fixed sampling cannot be priced otherwise, and shares of classes are for one sampling alone.
+    needs = {"sampling": {"accountant": "rdp"}, "class_shares": {"sampling": "balanced"}}
     names = {Spec(**{key: value, **needs.get(key, {})}).name() for key, value in OTHERWISE.items()}
     assert len(names) == len(OTHERWISE)
     assert names - {Spec(attack_asleep="copy").name()} == names - {Spec().name()}
@@ -222,7 +224,7 @@ WRONG = [
     ({"sigma": -2}, "sigma = -2"),
     ({"sigma_base": 0}, "sigma_base = 0"),
     ({"accountant": "gdp"}, "accountant = 'gdp': unknown.*choose from pld, rdp"),
-    ({"sampling": "shuffle"}, "sampling = 'shuffle': unknown.*choose from poisson, equal, fixed"),
+    ({"sampling": "shuffle"}, "sampling = 'shuffle': unknown.*choose from poisson, equal, balanced, fixed"),
     ({"batch": 0}, "batch = 0"),
     ({"batch": 16.0}, "batch = 16.0: must be a whole number"),
     ({"batch": True}, "batch = True"),

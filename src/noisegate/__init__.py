@@ -68,8 +68,19 @@ if typing.TYPE_CHECKING:  # for whoever reads types; the names below come when t
     from noisegate.privacy import Guarantee, calibrate, epsilon
     from noisegate.privacy import guarantee as guarantee  # type: ignore[no-redef]  # taken for the module of that name
     from noisegate.roles import Aggregator
-    from noisegate.runs import Comparison, Result, Spec, compare, load, reference, run, run_together, undefended
-    from noisegate.sampling import FixedSize, Poisson
+    from noisegate.runs import (
+        Comparison,
+        Result,
+        Spec,
+        compare,
+        load,
+        noiseless,
+        reference,
+        run,
+        run_together,
+        undefended,
+    )
+    from noisegate.sampling import Balanced, FixedSize, Poisson
     from noisegate.streams import stream
     from noisegate.vectors import FlatModel
     from noisegate.views import Reason, ServerView, Verdict
@@ -136,13 +147,14 @@ _HOMES = {
         "Spec",
         "compare",
         "load",
+        "noiseless",
         "reference",
         "run",
         "run_together",
         "undefended",
     ),
     "noisegate.privacy": ("Guarantee", "calibrate", "epsilon", "guarantee"),
-    "noisegate.sampling": ("FixedSize", "Poisson"),
+    "noisegate.sampling": ("Balanced", "FixedSize", "Poisson"),
     "noisegate.streams": ("stream",),
     "noisegate.vectors": ("FlatModel",),
     "noisegate.views": ("Reason", "ServerView", "Verdict"),
@@ -168,6 +180,7 @@ __all__ = [
     "ALittleTuned",
     "Aggregator",
     "Backdoor",
+    "Balanced",
     "Bucketing",
     "Bulyan",
     "CenteredClipping",
@@ -239,6 +252,7 @@ __all__ = [
     "epsilon",
     "guarantee",
     "load",
+    "noiseless",
     "reference",
     "run",
     "run_together",

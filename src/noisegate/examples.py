@@ -84,9 +84,17 @@ class Holdings:
         """Every worker's examples of one round."""
         return gather(self, self._marks(sampling, declared)(rng), capacity)
 
+    def loads(self, sampling: Sampling, declared: int) -> Tensor:
+        """(k,) how many examples at the plain rate would be drawn as often as those of each worker."""
+        return sampling.loads(self.sizes, declared, self._labels())
+
     def part_of(self, rows: Tensor, workers: slice) -> Tensor:
         """The rows of (n, d) of some of these workers: a view of it if these are all workers, else a copy."""
         return rows[workers] if self.rows is None else rows.index_select(0, self.rows[workers])
+
+    def _labels(self) -> Tensor:
+        """(k, longest) the classes of each worker's examples, padded."""
+        return self.y[self.numbers[:, : self.longest]]
 
     @cached_property
     def _numbers(self) -> Tensor:
@@ -100,7 +108,7 @@ class Holdings:
     def _marks(self, sampling: Sampling, declared: int) -> Draw:
         """What marks the drawn examples: made once, since it is as large as all numbers."""
         if (sampling, declared) not in self._drawn_by:
-            self._drawn_by[sampling, declared] = sampling.over(self.sizes, declared)
+            self._drawn_by[sampling, declared] = sampling.over(self.sizes, declared, self._labels())
         return self._drawn_by[sampling, declared]
 
 

@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from noisegate import kernels
-from noisegate.errors import SpecError
+from noisegate.errors import NO_REGRESSION, SpecError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -43,8 +43,8 @@ def check_outputs(outputs: Any, examples: int, classes: int | None) -> None:
     wanted = "(N, classes)" if classes is None else f"({examples}, {classes})"
     logit = ", or one logit if there are two classes" if classes is None else ", or one logit" if classes == 2 else ""
     raise SpecError(
-        f"model: gives outputs of shape {shape} for {examples} examples; noisegate trains classifiers: give {wanted}, "
-        f"one number for each class of the data{logit}"
+        f"model: gives outputs of shape {shape} for {examples} examples; give {wanted}, one number for each class of "
+        f"the data{logit}; {NO_REGRESSION}"
     )
 
 
@@ -149,7 +149,7 @@ def _one_each(losses: Tensor, count: int) -> Tensor:
     if losses.shape != (count,):
         raise SpecError(
             f"loss: must give one number per example, shape ({count},), but gave shape {tuple(losses.shape)}; "
-            "use reduction='none'"
+            f"use reduction='none'; {NO_REGRESSION}"
         )
     return losses
 

@@ -127,7 +127,8 @@ class ServerView:
     expected: (n,) how many examples each worker's upload is expected to be made of, over `batch`: its claimed size over
         the declared one, at most `protocol.claims.MOST_CLAIMED`. A claim is public and unchecked. None means 1 for all.
     momentum: the share of its own last upload that an honest worker mixes into every example.
-    declared: the public number of examples that a worker is taken to hold.
+    declared: the public number of examples that a worker is taken to hold; with `balanced` sampling that of which a
+        plain mean is as sure as one over classes of which some have few examples.
     """
 
     uploads: Tensor

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from noisegate import privacy
 from noisegate.errors import SpecError
 from noisegate.runs.setup import Setup
-from noisegate.sampling import EQUAL, Sampling, accounting
+from noisegate.sampling import BALANCED, EQUAL, Sampling, accounting
 
 Array = NDArray[np.float64]
 
@@ -123,6 +123,12 @@ def claim_of(setup: Setup) -> Claim:
         raise SpecError(
             f"sampling = {EQUAL!r}: has a claim for each size, and the clones of an audit are of one; audit sampling = "
             f"'poisson' with declared = {declared_of(setup)}, which is what the smallest worker is promised"
+        )
+    if run.mechanism.sampling.name == BALANCED:
+        raise SpecError(
+            f"sampling = {BALANCED!r}: draws classes at rates of their own, and the clones of an audit at one; audit "
+            f"sampling = 'poisson' with declared = {math.floor(run.mechanism.batch / promise.sampling_rate + 1e-9)}, "
+            "which is what the rarest class is promised"
         )
     return Claim(
         promise.epsilon,

@@ -16,7 +16,7 @@ CATALOGS = {
     "metrics": ("runs/measures.py", "NAMES"),
     "models": ("models.py", "MODELS"),
     "objectives": ("redteam/objectives.py", "OBJECTIVES"),
-    "samplings": ("sampling.py", "SAMPLINGS"),
+    "samplings": ("sampling/__init__.py", "SAMPLINGS"),
     "workers": ("workers/__init__.py", "WORKERS"),
 }
 """Where names are: a file, and a dict or a tuple in it; or a class, each of whose objects there has a name."""

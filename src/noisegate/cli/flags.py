@@ -108,10 +108,14 @@ class SpecFlags:
         str | None,
         flag(
             PRIVACY,
-            "poisson, equal or fixed. [poisson]",
+            "poisson, balanced, equal or fixed. [poisson]",
             metavar="NAME",
             autocompletion=names_of("samplings"),
         ),
+    ] = None
+    class_shares: Annotated[
+        str | None,
+        flag(PRIVACY, "Public shares of the classes, for balanced: 0.95,0.05. [the data's]", metavar="NUMBERS"),
     ] = None
     declared: Annotated[
         int | None,

@@ -5,12 +5,12 @@ import warnings
 from typing import Any
 
 from noisegate import checks
-from noisegate.cli.reading import read_delta
+from noisegate.cli.reading import read_delta, read_numbers
 from noisegate.cli.records import PrivacyFlags
 from noisegate.errors import NoisegateWarning, SpecError
 from noisegate.flips import cost_of_sign, flip_probability
 from noisegate.privacy import IN_WORDS, Guarantee, group_epsilon, guarantee
-from noisegate.sampling import SAMPLINGS
+from noisegate.sampling import BALANCED, SAMPLINGS, Balanced, Sampling, settled_shares
 
 
 def show_privacy(flags: PrivacyFlags) -> None:
@@ -21,7 +21,7 @@ def show_privacy(flags: PrivacyFlags) -> None:
     asked: dict[str, Any] = {
         "examples": flags.samples,
         "rounds": flags.rounds,
-        "sampling": SAMPLINGS[flags.sampling](flags.batch),
+        "sampling": _sampling(flags),
         "delta": read_delta(flags.delta),
         "accountant": flags.accountant,
         "signs": flags.signs,
@@ -53,6 +53,15 @@ def show_privacy(flags: PrivacyFlags) -> None:
         )
 
 
+def _sampling(flags: PrivacyFlags) -> Sampling:
+    """The scheme that is asked for."""
+    given = None if flags.class_shares is None else read_numbers("class_shares", flags.class_shares, float)
+    if flags.sampling == BALANCED and given is None:
+        raise SpecError(f"sampling = {BALANCED!r}: rates come from the shares of the classes; give --class-shares too")
+    shares = settled_shares(given, flags.sampling, secret=False)
+    return Balanced(flags.batch, tuple(shares)) if shares else SAMPLINGS[flags.sampling](flags.batch)
+
+
 def in_other_ways(epsilon_at_1e_5: float | None, mu: float | None) -> str:
     """The same noise, said at a common delta and for all deltas at once."""
     common = (
@@ -66,14 +75,23 @@ def in_other_ways(epsilon_at_1e_5: float | None, mu: float | None) -> str:
     return f"{common}; at least as private as {least}-GDP (mu) for every delta of 1e-10 or more"
 
 
+def what_delta_means(delta: float, examples: int) -> str:
+    """How much a delta may cost a worker with so many examples."""
+    return (
+        f"delta is the probability that epsilon does not hold for an example: of {examples:,} examples it is at most "
+        f"{delta * examples:.2g} on average"
+    )
+
+
 def _show(found: Guarantee, groups: dict[int, float]) -> None:
     print(f"sigma {found.sigma:.4f}   epsilon {checks.rounded(found.epsilon, 4)}   delta {found.delta:.3g}")
     print(in_other_ways(found.epsilon_at_1e_5, found.mu))
-    declared = "declared" if found.sampling == "poisson" else "held"
+    declared = "declared" if found.sampling in ("poisson", BALANCED) else "held"
     print(
         f"{found.relation}: {IN_WORDS[found.sampling]}; over {found.rounds} rounds of {found.sampling} sampling "
         f"at rate {found.rate:.4g} ({found.batch} of {found.examples} {declared}), by {found.accountant.upper()}"
     )
+    print(what_delta_means(found.delta, found.examples))
     for size, spent in groups.items():
         print(
             f"group of {size} examples of one worker, added or removed together: epsilon {checks.rounded(spent, 4)} at "

@@ -20,6 +20,8 @@ def spec_of(flags: SpecFlags) -> Spec:
     own = [entry.name for entry in fields(SpecFlags) if entry.name not in READ]
     given = {name: getattr(flags, name) for name in own}
     given |= {"delta": read_delta(flags.delta), "batch": read_batch(flags.batch)}
+    if flags.class_shares is not None:
+        given["class_shares"] = read_numbers("class_shares", flags.class_shares, float)
     gathered |= {name: value for name, value in given.items() if value is not None}
     for entry in sorted(flags.settings or [], key=_settled_last):
         _set(entry, gathered)

@@ -19,7 +19,7 @@ PORT = 7443
 WORKERS, BYZANTINE = 5, 0.4
 """Of a trial, unless told otherwise: every worker is a process."""
 
-UNFIT = ("secret", "sampling", "accountant", "absent")
+UNFIT = ("secret", "sampling", "class_shares", "accountant", "absent")
 """Settings that a federation does not leave open: noise is secret, batches are Poisson's, absence is real."""
 
 
@@ -35,6 +35,9 @@ class RunFlags(SpecFlags):
     baselines: Annotated[
         bool | None, flag(OUTPUT, "Also run without attack and without defense. [yes, but not with --json]")
     ] = None
+    price: Annotated[
+        bool, flag(OUTPUT, "Also run without noise and attackers, which shows what privacy costs.", "--price")
+    ] = False
     as_json: Annotated[bool, flag(OUTPUT, "Print the result as one JSON object and nothing else.", "--json")] = False
 
 
@@ -178,8 +181,14 @@ class PrivacyFlags:
     ] = None
     sampling: Annotated[
         str,
-        typer.Option(help="poisson, equal or fixed (needs --accountant rdp).", autocompletion=names_of("samplings")),
+        typer.Option(
+            help="poisson, balanced (needs --class-shares), equal or fixed (needs --accountant rdp).",
+            autocompletion=names_of("samplings"),
+        ),
     ] = "poisson"
+    class_shares: Annotated[
+        str | None, typer.Option(help="With balanced: the public shares of the classes, as 0.95,0.05.")
+    ] = None
     accountant: Annotated[
         str, typer.Option(help="pld (tight) or rdp (the paper's).", autocompletion=names_of("accountants"))
     ] = "pld"

@@ -12,7 +12,7 @@ from noisegate.cli.table import show_result
 from noisegate.cli.terminal import Console
 from noisegate.compute import Compute
 from noisegate.features import TELL
-from noisegate.runs import Result, Spec, costs, imbalance, reference, run, undefended
+from noisegate.runs import Result, Spec, costs, imbalance, noiseless, reference, run, undefended
 from noisegate.runs.fallback import told
 from noisegate.simulate import Progress
 
@@ -25,17 +25,23 @@ def run_command(flags: RunFlags) -> None:
     console = Console(stderr=True, quiet=flags.as_json)
     compare = flags.baselines if flags.baselines is not None else not flags.as_json
 
+    unprotected = noiseless(spec) if flags.price else None  # refused now, and not after the first run
+    count = 1 + 2 * compare + flags.price
+
     def train(one: Spec, folder: Path, title: str) -> Result:
         return _watched(one, compute, folder, flags.resume, console, title)
 
     try:
-        result = train(spec, out, "run 1 of 3" if compare else "run")
+        result = train(spec, out, f"run 1 of {count}" if count > 1 else "run")
         trained, proportion = [result], dict[str, Any]()
         if compare:
             clean = train(reference(spec), out / "reference", "reference")
             averaged = train(undefended(spec), out / "undefended", "undefended")
             trained += [clean, averaged]
             proportion = {**_beside("reference", clean), **_beside("undefended", averaged)}
+        if unprotected:
+            trained.append(train(unprotected, out / "noiseless", "without noise"))
+            proportion |= _beside("noiseless", trained[-1])
     except KeyboardInterrupt:
         begun = (out / "checkpoint.safetensors").exists() or (out / "result.json").exists()
         saved = f"state saved in {out}; go on with the same command and --resume" if begun else "nothing was begun yet"

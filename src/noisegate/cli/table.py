@@ -8,6 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from noisegate.checks import rounded
+from noisegate.cli.privacy import what_delta_means
 from noisegate.cli.terminal import Console
 from noisegate.privacy import IN_WORDS
 from noisegate.privacy.statement import COMMON_DELTA
@@ -27,13 +28,16 @@ Row = tuple[str, str, str]
 def show_result(result: Result, proportion: Mapping[str, Any], cost: Bill, out: Path) -> None:
     """Print the short table that ends a run.
 
-    proportion: what the reference and the undefended run found, if they were run. cost: of all runs together.
+    proportion: what the reference, the undefended run and the one without noise found, if they were run. cost: of all
+    runs together.
     """
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold")
     table.add_column(justify="right")
     table.add_column(style="dim", overflow="fold")
-    for row in (*_accuracy(result, proportion), *_promise(result, cost), *_uploads(result), _time(result)):
+    priced = "noiseless_accuracy" in proportion
+    rows = *_accuracy(result, proportion), *_promise(result, cost, priced), *_uploads(result), _time(result)
+    for row in rows:
         table.add_row(*row)
     console = Console()
     console.print(table)
@@ -52,10 +56,12 @@ def _accuracy(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
     yield "accuracy", f"{result.accuracy:.3f}", f"{aggregator} {beside}"
     if result.believed_byzantine is not None:
         yield "Byzantine assumed", f"{result.believed_byzantine}", _assumption(result)
-    if proportion:
+    if "reference_accuracy" in proportion:
         clean, averaged = proportion["reference_accuracy"], proportion["undefended_accuracy"]
         yield "reference accuracy", f"{clean:.3f}", "same private training, no attackers, plain mean"
         yield "undefended", f"{averaged:.3f}", f"plain mean {'under the same attack' if attacked else 'of all workers'}"
+    if "noiseless_accuracy" in proportion:
+        yield "without noise", f"{proportion['noiseless_accuracy']:.3f}", price_of(proportion)
     if imbalance.uneven(result.as_dict()):
         yield from _classes(result, proportion)
     if (worst := imbalance.worst_worker(result.as_dict())) is not None:
@@ -64,16 +70,27 @@ def _accuracy(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
         clean = (proportion.get("reference_metrics") or {}).get(name)
         yield name, "–" if value is None else f"{value:.3f}", "" if clean is None else f"{clean:.3f} in the reference"
     yield from _targets(result, proportion)
+    if result.class_rates:
+        rates = ", ".join(f"{rate:.3g}" for rate in result.class_rates)
+        yield "class rates", f"{max(result.class_rates):.3g}", f"chance of an example by its class: {rates}"
     if result.spec["worker"]["name"] != "normalized":
         yield "worker", "", f"{part(result.spec['worker'])}, batch {result.spec['batch']}, rate {result.spec['rate']:g}"
+
+
+def price_of(proportion: Mapping[str, Any]) -> str:
+    """What a run without noise is, and what privacy costs beside the reference."""
+    text, clean = "no privacy, no attackers, plain mean, base rate", proportion.get("reference_accuracy")
+    return text if clean is None else f"{text}; privacy costs {proportion['noiseless_accuracy'] - clean:+.3f}"
 
 
 def _classes(result: Result, proportion: Mapping[str, Any]) -> Iterator[Row]:
     """What accuracy hides where there are two classes, or uneven ones. Older results have none of it."""
 
     def beside(name: str) -> str:
-        clean = proportion.get(f"reference_{name}")
-        return "" if clean is None else f"; {clean:.3f} in the reference"
+        clean, bare = proportion.get(f"reference_{name}"), proportion.get(f"noiseless_{name}")
+        return ("" if clean is None else f"; {clean:.3f} in the reference") + (
+            "" if bare is None else f"; {bare:.3f} without noise"
+        )
 
     yield "majority share", f"{result.majority_share:.3f}", "accuracy of always answering the most frequent class"
     note = f"mean recall of the classes{beside('balanced_accuracy')}"
@@ -150,8 +167,11 @@ def show_costs(found: Sequence[Bill], console: Console) -> None:
         console.print(bill.sentence(), soft_wrap=True, highlight=False)
 
 
-def _promise(result: Result, cost: Bill) -> Iterator[Row]:
-    """What the run promises each example, and what all runs of the command cost it together."""
+def _promise(result: Result, cost: Bill, priced: bool = False) -> Iterator[Row]:
+    """What the run promises each example, and what all runs of the command cost it together.
+
+    priced: whether the price of privacy is asked for.
+    """
     if result.epsilon is None:
         yield "epsilon", "none", "sigma 0: nothing is private"
     else:
@@ -162,6 +182,8 @@ def _promise(result: Result, cost: Bill) -> Iterator[Row]:
             rounded(result.epsilon, 3),
             f"delta {result.delta:.2g}, sigma {result.sigma:.3f}, {by}; {relation}",
         )
+        if priced:
+            yield "  delta", f"{result.delta:.2g}", what_delta_means(result.delta, result.declared)
         if result.epsilon_at_1e_5 is not None and result.delta != COMMON_DELTA:
             yield "  at delta 1e-5", rounded(result.epsilon_at_1e_5, 3), "epsilon of the same noise"
         if result.mu is not None:

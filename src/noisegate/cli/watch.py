@@ -18,6 +18,7 @@ from noisegate.cli.watched_run import WatchedRun, describe, read_watched, span
 from noisegate.errors import NoisegateError, StoreError
 from noisegate.report.folders import kind_of, number, read_run
 from noisegate.report.sweeps import STATUSES, flatten, show
+from noisegate.runs.publish import BESIDE
 from noisegate.runs.store import CHECKPOINT
 from noisegate.runs.unbuilt import AnySpec
 from noisegate.sweeps.sweep import SweepCell, SweepFolder
@@ -69,7 +70,7 @@ def _lines(screen: "_RunScreen | _SweepScreen", console: Console, every: float) 
 
 
 class _RunScreen:
-    """A run, and the reference and undefended runs in its folder."""
+    """A run, and those in its folder that put it into proportion."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.over, self.line = folder, False, ""
@@ -77,9 +78,7 @@ class _RunScreen:
     def look(self, console: Console) -> RenderableType:
         """Read the folder again, and draw it."""
         main = read_watched(self.folder)
-        beside = [
-            self.folder / name for name in ("reference", "undefended") if (self.folder / name / "spec.toml").exists()
-        ]
+        beside = [self.folder / name for name in BESIDE if (self.folder / name / "spec.toml").exists()]
         shown = [(plain(main.record.title), main)] + [(path.name, read_watched(path)) for path in beside]
         self.over = all(watched.over for _, watched in shown)
         now = next((pair for pair in reversed(shown) if not pair[1].over), shown[0])

@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate.checks import plain, shown
-from noisegate.errors import DataError
+from noisegate.errors import NO_REGRESSION, DataError
 
 BYTE = 255
 """What pictures of bytes are divided by: a public constant, the same for every worker."""
+
+MOST_CLASSES = 1000
+"""The most classes that a table may name. A column with more of them is hardly one of labels."""
 
 ONE_TEST_IN = 5
 """One of so many examples is split off as a test example, where data bring none of their own."""
@@ -59,7 +62,9 @@ def labels_of(where: object, key: str, array: NDArray[Any]) -> Tensor:
         sound &= array == np.floor(array)
     if not bool(sound.all()):
         first = array[~sound][0]
-        raise DataError(f"{where}: {key} has the label {first}; labels must be whole numbers 0, 1, 2, ...")
+        fraction = array.dtype.kind == "f" and bool(np.isfinite(first) and first != np.floor(first))
+        why = f"; {NO_REGRESSION}" * (fraction and not key.startswith("worker"))
+        raise DataError(f"{where}: {key} has the label {first}; labels must be whole numbers 0, 1, 2, ...{why}")
     return torch.from_numpy(array.astype(np.int64))
 
 
@@ -68,9 +73,10 @@ def classes_of(where: object, y: Tensor) -> int:
     present = torch.unique(y)
     missing = torch.nonzero(present != torch.arange(len(present)))
     if len(missing):
+        why = f"; {NO_REGRESSION}" * (len(present) > MOST_CLASSES)
         raise DataError(
             f"{where}: no example has the label {int(missing[0])}, though there are larger ones; "
-            f"number the {len(present)} classes 0..{len(present) - 1}"
+            f"number the {len(present)} classes 0..{len(present) - 1}{why}"
         )
     return len(present)
 

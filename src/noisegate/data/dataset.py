@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from noisegate import checks
-from noisegate.errors import DataError
+from noisegate.errors import NO_REGRESSION, DataError
 from noisegate.streams import stream
 
 SPLIT = "test-split"
@@ -129,7 +129,8 @@ def _check_owner(name: str, what: str, owner: Tensor, of: str, examples: int) ->
 
 def _check_part(name: str, x_name: str, x: Tensor, y_name: str, y: Tensor, classes: int) -> None:
     if x.dtype != torch.float32 or y.dtype != torch.int64:
-        raise DataError(f"{name}: {x_name} must be float32 and {y_name} int64, got {x.dtype} and {y.dtype}")
+        why = f"; {NO_REGRESSION}" * y.is_floating_point()
+        raise DataError(f"{name}: {x_name} must be float32 and {y_name} int64, got {x.dtype} and {y.dtype}{why}")
     if x.ndim < 2 or y.ndim != 1 or x[:1].numel() == 0:
         raise DataError(
             f"{name}: {x_name} must have shape (N, ...) and {y_name} (N,), with at least one example and one "

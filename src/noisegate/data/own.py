@@ -10,6 +10,7 @@ from torch import Tensor
 
 from noisegate.checks import guess, plain, shown
 from noisegate.data.arrays import (
+    MOST_CLASSES,
     WORKER,
     Names,
     array_of,
@@ -24,10 +25,7 @@ from noisegate.data.arrays import (
 from noisegate.data.dataset import Dataset
 from noisegate.data.hints import warn_of_scale
 from noisegate.data.tables import listed
-from noisegate.errors import DataError
-
-MOST_CLASSES = 1000
-"""The most classes that a table may name. A column with more of them is hardly one of labels."""
+from noisegate.errors import NO_REGRESSION, DataError
 
 
 @dataclass(frozen=True)
@@ -267,8 +265,8 @@ def named_labels(where: object, texts: list[str]) -> tuple[Tensor, Names]:
         broken = next((text for text, value in zip(texts, values, strict=True) if not value.is_integer()), None)
         if broken is not None:
             raise DataError(
-                f"{where}: the label {shown(broken)} is no whole number, and noisegate trains classifiers; give "
-                "classes, or name another column as the label"
+                f"{where}: the label {shown(broken)} is no whole number; name another column as the label, if that is "
+                f"none; {NO_REGRESSION}"
             )
         texts = [str(int(value)) for value in values]
     numbers, names = numbered(texts)
@@ -279,7 +277,7 @@ def named_labels(where: object, texts: list[str]) -> tuple[Tensor, Names]:
     if not 2 <= len(names) <= MOST_CLASSES:
         raise DataError(
             f"{where}: the labels are {len(names)} different ones, such as {shown(names[0])}; give a column of 2 to "
-            f"{MOST_CLASSES} classes"
+            f"{MOST_CLASSES} classes" + f"; {NO_REGRESSION}" * (bool(values) and len(names) > 2)
         )
     return numbers, names
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from noisegate.checks import plain
 from noisegate.data.contents import archive
-from noisegate.errors import DataError
+from noisegate.errors import NO_REGRESSION, DataError
 from noisegate.features import Features, embed
 
 Examples = tuple[Tensor, Tensor]
@@ -40,7 +40,8 @@ def _examples(
     if x not in arrays or y not in arrays:
         return None
     if arrays[x].dtype.kind not in "buif" or arrays[y].dtype.kind not in "bui":
-        raise DataError(f"{where}: {x} must be real numbers and {y} whole ones")
+        why = f"; {NO_REGRESSION}" * (arrays[y].dtype.kind == "f")
+        raise DataError(f"{where}: {x} must be real numbers and {y} whole ones{why}")
     values = torch.from_numpy(np.array(arrays[x], dtype=np.float32, order="C"))
     labels = torch.from_numpy(arrays[y].astype(np.int64))
     if labels.ndim != 1 or not 0 < len(labels) == len(values) or values.shape[1:] != shape:

@@ -5,6 +5,7 @@ it is used, and every answer is in the outbox and charged before it is handed ou
 """
 
 import hashlib
+import warnings
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from noisegate.entropy import Secret
-from noisegate.errors import FederationError, PolicyError
+from noisegate.errors import FederationError, NoisegateWarning, PolicyError
 from noisegate.federation.keys import EVERYONE, SigningKey
 from noisegate.federation.ledger import Ledger
 from noisegate.federation.policy import Policy
@@ -20,6 +21,7 @@ from noisegate.federation.terms import Terms
 from noisegate.federation.wire import NOBODY, Kind, Message, body_of, digest_of, read, say
 from noisegate.protocol import Mechanism, upload_of_one
 from noisegate.vectors import FlatModel
+from noisegate.workers import WORKS, ignored_weights
 
 BUDGET_SPENT = "budget spent"
 
@@ -70,6 +72,8 @@ class Participation:
                 f"has {holder.model.d}; agree on one model"
             )
         self.mechanism = self.terms.mechanism(holder.model, holder.examples, policy.size)
+        if line := ignored_weights(holder.model, self.mechanism.worker, holder.examples[0], WORKS):
+            warnings.warn(line, NoisegateWarning, stacklevel=2)
         run, ledger = self.terms.run, holder.ledger
         ledger.begin(self.terms, self.server)
         ledger.check_receipt(run, message.counter)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from noisegate.errors import DataError
+from noisegate.errors import NO_REGRESSION, DataError
 from noisegate.federation.client import Teller, WorkerOutcome, WorkerStream
 from noisegate.federation.ledger import Ledger
 from noisegate.federation.participation import Holder, Maker, Participation
@@ -49,6 +49,8 @@ class Worker:
     def __post_init__(self) -> None:
         check_module(self.model)
         x, y = self.data
+        if y.is_floating_point():
+            raise DataError(f"data: y has type {y.dtype}; labels must be whole numbers; {NO_REGRESSION}")
         if x.dtype != torch.float32 or len(x) != len(y) or not len(y) or not bool(torch.isfinite(x).all()):
             raise DataError(
                 f"data: x has shape {tuple(x.shape)} and type {x.dtype}, y has {tuple(y.shape)}; a worker needs at "

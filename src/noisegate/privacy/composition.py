@@ -27,7 +27,8 @@ class Cost:
     """What an example is exposed to: so many rounds of a run, `times` over.
 
     declared: the number of examples that the rate batch / declared is made of; the true one of the smallest worker
-    where `sampling` is fixed or equal. signs: how many are flipped in a round; 0 for Gaussian noise.
+    where `sampling` is fixed or equal, and with `balanced` the number whose rate is that of the rarest class. signs:
+    how many are flipped in a round; 0 for Gaussian noise.
     """
 
     declared: int

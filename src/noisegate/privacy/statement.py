@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from noisegate.privacy.losses import composed
 from noisegate.privacy.pricing import Ask, legible, on_grid, renyi, rounds_of, spent_by
-from noisegate.sampling import EQUAL
+from noisegate.sampling import BALANCED, EQUAL
 
 COMMON_DELTA = 1e-5
 LEAST_DELTA = 1e-10
@@ -36,6 +36,7 @@ Array = NDArray[np.float64]
 IN_WORDS = {
     "poisson": "one example of one worker added or removed, at a declared rate that does not follow the data",
     EQUAL: "one example of one worker added or removed, taking the rate, which follows its size, for constant",
+    BALANCED: "one example of one worker added or removed, at the public rate of its class; the highest is priced",
     "fixed": "one example of one worker replaced by another",
 }
 """The relation of each sampling, for people."""

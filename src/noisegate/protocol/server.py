@@ -118,7 +118,7 @@ def view_of(
         batch=mechanism.batch,
         largest=mechanism.worker.sensitivity,
         momentum=mechanism.worker.momentum,
-        declared=mechanism.declared,
+        declared=mechanism.sampling.as_many(mechanism.declared),
         believed_honest=server.believed_honest,
         auxiliary=partial(mean_gradient, *own, capacity=capacity),
         contributions=partial(own_contributions, server, state.params, capacity),

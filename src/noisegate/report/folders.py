@@ -10,7 +10,8 @@ from noisegate.errors import NoisegateError, SpecError, StoreError
 from noisegate.files import MOST_TEXT, number, parse, read_json, read_whole
 from noisegate.redteam.plot import part
 from noisegate.redteam.trials import RESULTS
-from noisegate.runs.launch import reference, undefended
+from noisegate.runs.launch import noiseless, reference, undefended
+from noisegate.runs.publish import BESIDE
 from noisegate.runs.result import stored
 from noisegate.runs.spec import PARTS
 from noisegate.runs.store import LINES, RESULT, VERDICTS, RunFolder
@@ -32,7 +33,7 @@ class RunRecord:
     settings: the spec as plain values. spec: the same, checked; None if it cannot be. No plugin is imported for it.
     curve: the lines of the result, or the readable lines of rounds.jsonl.
     message: why the run failed or was skipped. problems: a sentence for each file that is missing or damaged.
-    beside: the results of the "reference" and of the "undefended" run, as far as they are known.
+    beside: the results of the "reference", of the "undefended" and of the "noiseless" run, as far as they are known.
     """
 
     path: Path
@@ -206,14 +207,14 @@ def _verdicts(path: Path, result: dict[str, Any] | None, problems: list[str]) ->
 
 
 def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
-    """The results of the reference and the undefended run, if their specs are the right ones.
+    """The results of the runs that put this one into proportion, if their specs are the right ones.
 
     `noisegate run` leaves these runs below the run, and a sweep beside it.
     """
     found: dict[str, dict[str, Any]] = {}
     if spec is None:
         return found
-    for word in ("reference", "undefended"):
+    for word in BESIDE:
         try:
             specs = [beside(spec, word), beside(spec, word, triggered=True)]
         except NoisegateError:  # such as an aggregator without which the attack does not exist
@@ -228,11 +229,11 @@ def _beside(path: Path, spec: AnySpec | None) -> dict[str, dict[str, Any]]:
 
 
 def beside(spec: AnySpec, word: str, triggered: bool = False) -> AnySpec:
-    """The spec of the reference, or of the undefended run. No plugin is imported for it.
+    """The spec of a run that puts it into proportion. No plugin is imported for it.
 
     triggered: whether to take an attack that is a plugin for one with a trigger, which stays in the reference.
     """
-    change = reference if word == "reference" else undefended
+    change = {"reference": reference, "undefended": undefended, "noiseless": noiseless}[word]
     if not isinstance(spec, UnbuiltSpec):
         return change(spec)
     known = change(spec.standin)

@@ -10,9 +10,9 @@ import numpy as np
 from noisegate.errors import NoisegateError
 from noisegate.privacy import epsilon
 from noisegate.report.folders import RunRecord, Verdicts
+from noisegate.runs.drawing import priced_draws
 from noisegate.runs.promise import STATED
 from noisegate.runs.unbuilt import UnbuiltSpec
-from noisegate.sampling import SAMPLINGS
 from noisegate.views import Reason
 
 MOST_COLUMNS = 200
@@ -158,15 +158,14 @@ def privacy_spent(record: RunRecord) -> Spent:
     try:
         signs = int(result["parameters"]) if spec.build_worker().mechanism == "signs" else 0
         asked = {
-            "examples": round(spec.batch / float(result["sampling_rate"])),
-            "sampling": SAMPLINGS[spec.sampling](spec.batch),
+            **priced_draws(spec, result),
             "delta": float(result["delta"]),
             "accountant": spec.accountant,
             "signs": signs,
         }
-        if not math.isclose(epsilon(result["sigma"], rounds=total, **asked), end, rel_tol=1e-3):  # type: ignore[arg-type]
+        if not math.isclose(epsilon(result["sigma"], rounds=total, **asked), end, rel_tol=1e-3):
             raise ValueError
-        spent = [epsilon(result["sigma"], rounds=t, **asked) for t in points]  # type: ignore[arg-type]
+        spent = [epsilon(result["sigma"], rounds=t, **asked) for t in points]
     except (NoisegateError, ImportError, ValueError, LookupError):
         return Spent([], [], f"Epsilon is {end:.4g} at the end. It could not be computed again for fewer rounds.")
     return Spent(

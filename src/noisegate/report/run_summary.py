@@ -34,6 +34,9 @@ def summary(record: RunRecord) -> list[Entry]:
     if "undefended" in record.beside:
         bare = record.beside["undefended"]["accuracy"]
         shown.append(("undefended", f"{bare:.3f}", "plain mean under the same attack"))
+    if "noiseless" in record.beside:
+        bare = record.beside["noiseless"]["accuracy"]
+        shown.append(("without noise", f"{bare:.3f}", "no privacy, no attackers, plain mean, at the base rate"))
     by = "stated, not checked" if result.get("accountant") == STATED else str(result.get("accountant", "?")).upper()
     if result["sigma"] == 0:
         shown.append(("epsilon", "none", "sigma is 0: nothing is private"))

@@ -1,7 +1,7 @@
 """Specs, runs, and the folders that keep them."""
 
 from noisegate.runs.compared import Comparison, compare
-from noisegate.runs.launch import reference, run, run_together, undefended
+from noisegate.runs.launch import noiseless, reference, run, run_together, undefended
 from noisegate.runs.result import Result, load
 from noisegate.runs.spec import Spec, make_spec, read_spec
 
@@ -12,6 +12,7 @@ __all__ = [
     "compare",
     "load",
     "make_spec",
+    "noiseless",
     "read_spec",
     "reference",
     "run",

@@ -16,6 +16,7 @@ from noisegate.errors import PrivacyError
 from noisegate.privacy import Cost
 from noisegate.runs.setup import Setup
 from noisegate.runs.spec import Spec, make_spec
+from noisegate.sampling import BALANCED
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def training_of(result: Mapping[str, Any]) -> PricedRun:
     """What the run of a result costs, from the fields of the result."""
     spec = make_spec(result["spec"], "result")
     cost = Cost(
-        declared=round(spec.batch / result["sampling_rate"]),  # under `fixed` that of the smallest, who pays most
+        declared=_declared(spec, result["sampling_rate"]),  # under `fixed` that of the smallest, who pays most
         batch=spec.batch,
         sampling=spec.sampling,
         sigma=result["sigma"],
@@ -68,6 +69,12 @@ def training_of(result: Mapping[str, Any]) -> PricedRun:
         times=result["copies"],
     )
     return PricedRun(data_of(spec), cost, result["epsilon"], result["delta"])
+
+
+def _declared(spec: Spec, rate: float) -> int:
+    """The number of examples that a rate is made of. A class's may be of no whole number: of fewer, which cost more."""
+    exact = spec.batch / rate
+    return math.floor(exact + 1e-9) if spec.sampling == BALANCED else round(exact)
 
 
 def terms_of(spec: Spec, setup: Setup) -> PricedRun:

@@ -13,7 +13,7 @@ from torch import nn
 from noisegate.checks import plain
 from noisegate.compute import Compute
 from noisegate.data import Dataset
-from noisegate.errors import OneClassWarning, SlowWarning, StoreError
+from noisegate.errors import NoisegateWarning, OneClassWarning, SlowWarning, SpecError, StoreError
 from noisegate.features import Features
 from noisegate.models import check_module
 from noisegate.roles import trigger_of
@@ -28,6 +28,7 @@ from noisegate.runs.spec import Spec
 from noisegate.runs.store import RunFolder
 from noisegate.simulate import Progress, Training, side_by_side, start
 from noisegate.vectors import Loss, cross_entropy
+from noisegate.workers import ignored_weights
 
 Watch = Callable[[Progress, int], None]
 """Called with the progress and the number of all rounds: after every round, on a CUDA device every so often."""
@@ -71,7 +72,8 @@ def run(
     spec names; and `label`, which stands for the code of model, loss and features where it cannot be read: runs with
     other code need another one, or they share noise; and `metrics`, which are measured in the end beside those of the
     spec: functions of (scores, labels) by their names, or a list of names. Warns (OneClassWarning) of a model that
-    predicts nearly one class where its accuracy hides it, and (SlowWarning) before a long run whose model is slow.
+    predicts nearly one class where its accuracy hides it, (SlowWarning) before a long run whose model is slow, and of a
+    loss whose class weights the worker takes out again.
     """
     spec, compute = spec or Spec(), compute or Compute()
     given = Inputs(**inputs)
@@ -94,6 +96,8 @@ def run(
                     return found
                 folder.begin(spec, resume, setup.x_test.device)
                 progress = (folder.checkpoint(setup.federation) or progress).skip_reserved()
+            if line := _ignored(setup):
+                warnings.warn(line, NoisegateWarning, stacklevel=2)
             if line := slow(setup.federation, setup.federation.schedule.rounds - progress.rounds):
                 warnings.warn(line, SlowWarning, stacklevel=2)
             result = _play(spec, setup, progress, folder, watch, compute.graph)
@@ -199,6 +203,12 @@ def _member(
     return _Member(spec, setup, _training(setup, progress, compute.graph), folder, progress.seconds)
 
 
+def _ignored(setup: Setup) -> str | None:
+    """The line that says that class weights of the loss do nothing, if they do."""
+    mechanism = setup.federation.mechanism
+    return ignored_weights(mechanism.model, mechanism.worker, setup.federation.workers.x)
+
+
 def _folder(out: Path | str, spec: Spec, inputs: Fingerprint | None) -> RunFolder:
     return RunFolder(Path(out), Identity.of(spec, inputs))
 
@@ -230,6 +240,20 @@ def reference(spec: Spec) -> Spec:
     # An attack with a trigger stays, with nobody to play it: how far the trigger works by itself is to be compared.
     attack = "none" if trigger_of(spec.build_attack()) is None else spec.attack
     return replace(spec, byzantine=0.0, attack=attack, attack_start=0.0, aggregator="mean", gamma=None)
+
+
+def noiseless(spec: Spec) -> Spec:
+    """The reference without noise, at the base rate: what it is more accurate by is the price of privacy.
+
+    It keeps no promise to anyone, so a secret run has none.
+    """
+    if spec.secret:
+        raise SpecError(
+            "secret = true: the same training without noise keeps no promise; find its accuracy without secret"
+        )
+    if spec.build_worker().mechanism != "gaussian":
+        raise SpecError(f"worker = {spec.canonical()['worker']['name']!r}: is made of noise; it has no run without any")
+    return replace(reference(spec), epsilon=None, sigma=0.0)
 
 
 def undefended(spec: Spec) -> Spec:

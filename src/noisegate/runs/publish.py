@@ -27,13 +27,13 @@ from noisegate.runs.result import stored
 from noisegate.runs.statement import NOT_COVERED, as_text
 from noisegate.runs.store import CHECKPOINT, MODEL, RESULT, SPEC, RunFolder
 from noisegate.runs.unbuilt import UnbuiltSpec, read_unbuilt, unbuilt_spec, uses_plugins
-from noisegate.sampling import SAMPLINGS
+from noisegate.sampling import BALANCED, SAMPLINGS, Balanced
 from noisegate.version import __version__
 
 JSON, TEXT = "privacy.json", "privacy.txt"
 """The names of the two files of the statement."""
 
-BESIDE = ("reference", "undefended")
+BESIDE = ("reference", "undefended", "noiseless")
 """The runs that `noisegate run` trains on the same data, in folders below the run."""
 
 NUMBER, HEADER = 8, 2**20
@@ -144,6 +144,8 @@ def statement(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | No
         "declared_from": "the spec" if spec.get("declared") else "the data",
         "sampling": spec["sampling"],
         "sampling_rate": found["sampling_rate"],
+        "class_shares": found.get("class_shares"),
+        "class_rates": found.get("class_rates"),
         "epsilon": found["epsilon"],
         "delta": found["delta"],
         "epsilon_at_1e_5": found["epsilon_at_1e_5"],
@@ -177,11 +179,12 @@ def statement(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | No
 def _groups(found: Mapping[str, Any], mechanism: str) -> dict[str, float]:
     """The epsilon of two and of four examples of one worker together, where it can be computed."""
     spec = found["spec"]
-    if (mechanism, spec["sampling"], found["accountant"]) != ("gaussian", "poisson", "pld"):
+    if (mechanism, found["accountant"]) != ("gaussian", "pld") or spec["sampling"] not in ("poisson", BALANCED):
         return {}
-    asked = {"examples": found["declared"], "rounds": found["rounds"], "delta": found["delta"]}
-    sampling = SAMPLINGS[spec["sampling"]](spec["batch"])
-    return {str(k): privacy.group_epsilon(k, found["sigma"], sampling=sampling, **asked) for k in (2, 4)}
+    scheme = SAMPLINGS[spec["sampling"]](spec["batch"])
+    sampling = Balanced(spec["batch"], tuple(found["class_shares"])) if spec["sampling"] == BALANCED else scheme
+    asked = {"examples": found["declared"], "rounds": found["rounds"], "delta": found["delta"], "sampling": sampling}
+    return {str(k): privacy.group_epsilon(k, found["sigma"], **asked) for k in (2, 4)}
 
 
 def _mechanism(spec: Mapping[str, Any]) -> str:

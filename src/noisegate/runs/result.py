@@ -23,6 +23,7 @@ from noisegate.runs.store import RunFolder
 from noisegate.runs.tables import curve_rows, frame_of, result_html, result_lines
 from noisegate.runs.trained import StoredModel, TrainedModel
 from noisegate.runs.wellformed import check_result, fields_of
+from noisegate.sampling import Balanced
 from noisegate.simulate import Exam, Federation, Progress, attack_success, shares
 
 JSON_NAMES = {"model_name": "model"}
@@ -52,7 +53,8 @@ class Result:
     that is no finite number. worker_accuracy: on the test examples of each honest worker's own, by its name or number,
     None for one without any; None where the data do not say whose they are. Earlier versions have none of these.
 
-
+    class_shares, class_rates: with balanced sampling the public share of each class, and the rate at which its
+    examples are drawn; sampling_rate is the highest of these, which is priced. None with any other sampling.
     model_name: of the module (`model` in result.json). input_shape: of what it takes of one example; classes: how many
     there are. Results of earlier versions have neither.
     """
@@ -105,6 +107,8 @@ class Result:
     input_shape: list[int] | None = None
     classes: int | None = None
     frozen: int = 0
+    class_shares: list[float] | None = None
+    class_rates: list[float] | None = None
     _trained: TrainedModel | StoredModel | None = field(default=None, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -185,6 +189,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         missing=found.missing,
         fallback=found.fallback,
         features=setup.features,
+        **_class_draws(federation),
         frozen=sum(value.numel() for value in federation.mechanism.model.kept().values()),
         **_by_class(exam),
         worker_accuracy=_by_worker(exam, setup.given[0]) if is_given(spec, setup.given[0]) else None,
@@ -208,6 +213,15 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         _trained=TrainedModel(examined[0], progress.state.params.cpu().clone(), setup.make),
     )
     return replace(result, metrics=measured(setup.metrics, exam, vars(result)))
+
+
+def _class_draws(federation: Federation) -> dict[str, Any]:
+    """The public share of every class and its rate, where classes have rates of their own."""
+    mechanism = federation.mechanism
+    if not isinstance(mechanism.sampling, Balanced):
+        return {}
+    sampling = mechanism.sampling
+    return {"class_shares": list(sampling.shares), "class_rates": list(sampling.rates(mechanism.declared))}
 
 
 def _by_class(exam: Exam) -> dict[str, Any]:

@@ -13,18 +13,18 @@ from noisegate.aggregators import AGGREGATORS
 from noisegate.compute import Compute
 from noisegate.data import Dataset
 from noisegate.entropy import Secret
-from noisegate.errors import DataError, SpecError
+from noisegate.errors import SpecError
 from noisegate.features import Features
-from noisegate.protocol import MOST_CLAIMED, Mechanism, Server, expected_of
+from noisegate.protocol import Mechanism, Server
 from noisegate.roles import Aggregator, Attack, Worker, trigger_of
 from noisegate.runs.dealing import Dealt, copies, count_honest, deal, held_by_byzantine, surrogate
+from noisegate.runs.drawing import expected_draws, most_drawn, sampling_of
 from noisegate.runs.features import RunFeatures, features_of
 from noisegate.runs.identity import digest_data, digest_run
 from noisegate.runs.measures import Metric, try_out
 from noisegate.runs.modules import loss_of, model_of
-from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of, sizes_are_public
+from noisegate.runs.promise import PricedWorkers, Privacy, make_promise, signs_of
 from noisegate.runs.spec import Spec
-from noisegate.sampling import SAMPLINGS, Sampling
 from noisegate.simulate import Adversary, Exam, Federation, Schedule, Workers, examine, marked
 from noisegate.streams import stream
 from noisegate.vectors import FlatModel, Loss, cross_entropy
@@ -149,7 +149,7 @@ def prepare(
     parts = _build_parts(spec, honest)
     dealt = deal(spec, dataset, source, honest)
     declared = spec.declared or round(sum(dealt.honest_sizes()) / honest)
-    sampling = _sampling(spec, dealt, declared)
+    sampling = sampling_of(spec, dealt, declared)
     rounds = spec.rounds or math.ceil((defaults.epochs if defaults else DEFAULT_EPOCHS) * declared / spec.batch)
 
     name, module = model_of(spec, dataset, module, defaults.model if defaults else DEFAULT_MODEL, features is not None)
@@ -164,7 +164,7 @@ def prepare(
     chunk = max(1, min(compute.chunk, scratch // (4 * GRADIENT_COPIES * model.d)))
     company = Company(spec.batch, len(dealt.parts), scratch, spec.seed)
     sums = choose_sums(model, model.initial(), x, y, chunk=chunk, company=company)
-    most = _most(spec, sampling, dealt, declared)
+    most = most_drawn(spec, sampling, dealt, declared)
     mechanism = Mechanism(model, sums, parts.worker, sampling, promise.sigma, declared, most)
     server = _server(spec, mechanism, parts, dealt, promise, scratch)
     digest = digest_run(tuple(made_of), module, loss, (parts.attack, parts.aggregator, parts.worker), label)
@@ -205,18 +205,6 @@ def _build_parts(spec: Spec, honest: int) -> Parts:
     return parts
 
 
-def _sampling(spec: Spec, dealt: Dealt, declared: int) -> Sampling:
-    """The sampling scheme. DataError if a worker has too few examples for it."""
-    sampling: Sampling = SAMPLINGS[spec.sampling](spec.batch)
-    sizes = dealt.honest_sizes()
-    if (fewest := min(sampling.priced(sizes, declared))) < spec.batch:
-        raise DataError(
-            f"batch = {spec.batch}: the smallest of {len(sizes)} workers has only {fewest} examples; "
-            "lower batch or workers"
-        )
-    return sampling
-
-
 def _server(spec: Spec, mechanism: Mechanism, parts: Parts, dealt: Dealt, promise: Privacy, scratch: int) -> Server:
     """The server, with its examples on the model's device."""
     workers, device = len(dealt.parts), mechanism.model.initial().device
@@ -230,30 +218,8 @@ def _server(spec: Spec, mechanism: Mechanism, parts: Parts, dealt: Dealt, promis
         believed_honest=believed,
         rate=spec.rate * promise.sigma_base / promise.sigma if promise.sigma else spec.rate,
         scratch=scratch,
-        expected=_expected(spec, mechanism, dealt, device),
+        expected=expected_draws(spec, mechanism.sampling, dealt, mechanism.declared, device),
     )
-
-
-def _most(spec: Spec, sampling: Sampling, dealt: Dealt, declared: int) -> float:
-    """The largest draw that an honest worker may expect, over b_c. DataError if one expects more, unsaid."""
-    if not (spec.secret and sampling.follows_size):
-        return 1.0  # research noise keeps the bytes that it had
-    largest = max(dealt.honest_sizes()) / declared
-    if sizes_are_public(spec):
-        return max(MOST_CLAIMED, largest)
-    if largest > MOST_CLAIMED:
-        raise DataError(
-            f"declared = {declared}: a worker holds more than {MOST_CLAIMED:g} times as many examples, whose sums "
-            "round by more than the noise allows for; declare more, or leave declared out, so that sizes are public"
-        )
-    return MOST_CLAIMED
-
-
-def _expected(spec: Spec, mechanism: Mechanism, dealt: Dealt, device: torch.device) -> Tensor | None:
-    """What uploads are expected to be made of, by the sizes that workers claim: all of them claim what they hold."""
-    if not mechanism.sampling.follows_size or not sizes_are_public(spec):
-        return None
-    return expected_of([len(part) for part in dealt.parts], mechanism.declared, device)
 
 
 def _adversary(spec: Spec, attack: Attack, server: Server, dealt: Dealt, examples: tuple[Tensor, Tensor]) -> Adversary:

@@ -25,7 +25,7 @@ from noisegate.roles import Aggregator, Attack, Worker
 from noisegate.runs.measures import check_names
 from noisegate.runs.objects import as_part, built, described, named_model
 from noisegate.runs.usual import DEFAULTS, partner_of, usual_of, usual_with
-from noisegate.sampling import EQUAL, SAMPLINGS
+from noisegate.sampling import EQUAL, SAMPLINGS, settled_shares
 from noisegate.settings import read_settings, toml
 from noisegate.workers import WORKERS
 
@@ -39,7 +39,7 @@ MOST_ROUNDS = 10_000_000
 FLAGS_ONLY = ("device", "threads", "memory", "out", "resume", "json", "baselines")
 LATER = (
     *("auxiliary_from", "declared", "secret", "absent", "redeal", "features", "loss"),
-    *("label_column", "worker_column", "metrics"),
+    *("label_column", "worker_column", "metrics", "class_shares"),
 )
 """Settings that earlier versions did not have."""
 
@@ -70,7 +70,9 @@ class Spec:
     batch, worker, rate: 16, "normalized" and 0.2, unless the data set has others (digits), or the aggregator goes with
     others (`guerraoui` and its like), which come first. batch = "equal" is sampling = "equal" with the usual batch.
     sampling: "poisson" draws at one rate for all, so that who holds more draws more; "equal" gives every worker the
-    same expected batch, at a rate of its own. redeal: deal the examples anew although the data say who holds what.
+    same expected batch, at a rate of its own; "balanced" draws every class equally often, by its public share in
+    class_shares (the data's unless given; a secret run must give them). redeal: deal the examples anew although the
+    data say who holds what.
     features: what examples are turned into first, a name of `noisegate list features` or the path of your own; the
     model is then `linear` unless given. It has a worker and a rate of its own, as data sets and aggregators have.
     metrics: what is measured in the end beside the accuracy: names of metrics, or paths of your own.
@@ -110,6 +112,7 @@ class Spec:
     label_column: str | None = None
     worker_column: str | None = None
     metrics: list[str] | None = None
+    class_shares: list[float] | None = None
 
     def __post_init__(self) -> None:
         hints = typing.get_type_hints(Spec)
@@ -155,6 +158,8 @@ class Spec:
             raise checks.refuse("gamma", self.gamma, f"must be above 0 and at most 1{checks.as_share(self.gamma)}")
         checks.one_of(ACCOUNTANTS, accountant=self.accountant)
         checks.one_of(SAMPLINGS, sampling=self.sampling)
+        shares = settled_shares(self.class_shares, self.sampling, self.secret)
+        object.__setattr__(self, "class_shares", shares)
         checks.count(batch=self.batch, auxiliary=self.auxiliary)
         checks.moderate(rate=self.rate)
         checks.fraction(byzantine=self.byzantine)
@@ -223,11 +228,7 @@ class Spec:
         """Every setting; parts as tables. Equal specs have equal canonical forms."""
         settings = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in LATER:
-            if settings[name] in (
-                None,
-                False,
-                0.0,
-            ):  # so that a run's name is what it was before there was such a setting
+            if settings[name] in (None, False, 0.0):  # a run's name is what it was before there was such a setting
                 del settings[name]
         for name in (*PARTS, *(("features",) if "features" in settings else ())):
             part = settings[name]

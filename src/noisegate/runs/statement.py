@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from textwrap import fill
 from typing import Any
 
+from noisegate.sampling import BALANCED
+
 WIDTH, COMMON_DELTA = 100, 1e-5
 """The width of the text in characters, and the delta that epsilon is also given for."""
 
@@ -11,7 +13,8 @@ NOT_COVERED = (
     "Several examples of one person. The statement protects one example at a time. Who has several at one worker is "
     "protected less, as the numbers for groups say; who has some at several workers pays at each of them.",
     "Anything else that was trained, tuned or measured on the same data and given away: the losses add up.",
-    "The server's own examples, which are taken to be public, and the declared number, which is public.",
+    "The server's own examples, which are taken to be public, and what is public: the declared number, and the shares "
+    "of the classes where their rates follow from them.",
     "Workers that did not follow the protocol.",
     "What the model shows about people in general. It may be true of a person who is not in the data at all.",
     "The machines: who could read their memory or measure their time while they trained is not kept out.",
@@ -63,8 +66,14 @@ def _declared(said: Mapping[str, Any]) -> str:
 
 
 def _rate(said: Mapping[str, Any]) -> str:
-    most = "at most " if said["sampling"] == "fixed" else ""
-    return f"{most}{said['sampling_rate']:.6g}"
+    most = "at most " if said["sampling"] in ("fixed", BALANCED) else ""
+    rates = said.get("class_rates")
+    own = (
+        f", by its class {', '.join(f'{rate:.6g}' for rate in rates)}, from public shares of the classes"
+        if rates
+        else ""
+    )
+    return f"{most}{said['sampling_rate']:.6g}{own}"
 
 
 def _lost(said: Mapping[str, Any]) -> str:

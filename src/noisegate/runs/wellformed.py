@@ -1,6 +1,7 @@
 """Checks of what a file says about a run: types, ranges, and whether the numbers agree with each other."""
 
 import dataclasses
+import math
 import typing
 from itertools import pairwise
 from typing import Any
@@ -15,6 +16,9 @@ SHARES = (
     *("byzantine_weight", "missing", "attack_success", "fallback", "balanced_accuracy", "majority_share", "auc"),
 )
 """The fields of a result that are numbers from 0 to 1."""
+
+MOST_RATE = {"class_shares": math.inf, "class_rates": 1.0}
+"""The largest entry of a list that is one for each class."""
 
 AT_LEAST_ONE = ("rounds", "workers", "parameters", "declared", "copies")
 """The fields of a result that are 1 or more."""
@@ -55,6 +59,8 @@ def _in_range(name: str, value: Any) -> bool:
     if not finite(value):
         return False
     if not number(value):
+        if name in ("class_shares", "class_rates"):
+            return value is None or all(number(entry) and 0 <= entry <= MOST_RATE[name] for entry in value)
         if name == "recall":
             return value is None or all(entry is None or (number(entry) and 0 <= entry <= 1) for entry in value)
         if name == "worker_accuracy":

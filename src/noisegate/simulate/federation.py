@@ -156,7 +156,8 @@ class Active:
         workers, rows = self.federation.workers, self.rows
         numbers = workers.holdings if rows is None else workers.holdings.index_select(0, rows)
         sizes = workers.sizes if rows is None else workers.sizes[rows]
-        return Holdings(workers.x, workers.y, numbers, sizes, rows, self._at_once(sizes))
+        holdings = Holdings(workers.x, workers.y, numbers, sizes, rows)
+        return replace(holdings, at_once=self._at_once(holdings))
 
     @cached_property
     def byzantine(self) -> Tensor:
@@ -169,18 +170,18 @@ class Active:
         """How many of them are Byzantine."""
         return int(self.byzantine.sum())
 
-    def _at_once(self, sizes: Tensor) -> int:
+    def _at_once(self, holdings: Holdings) -> int:
         """How many of them are computed at a time: as many as the scratch bytes allow, or a CPU's cache."""
         run, workers, mechanism = self.federation, self.federation.workers, self.federation.mechanism
-        longest = int(sizes.max())
-        each = min(mechanism.sampling.largest_sum(1, longest, mechanism.declared, TAIL), longest)
+        largest = int(holdings.loads(mechanism.sampling, mechanism.declared).max())
+        each = min(mechanism.sampling.largest_sum(1, largest, mechanism.declared, TAIL), holdings.longest)
         one = each * mechanism.sums.floats(workers.x[:1], workers.y[:1])
         if self.rows is not None:
             one += 2 * run.d  # their rows lie apart, and are copied together
         if run.adversary.ever_ascends:
             one += run.d  # what they sent last is copied, with the other sign
         floats = workers.scratch // 4 if workers.x.is_cuda else min(workers.scratch // 4, CACHED)
-        return max(1, min(len(sizes), floats // one))
+        return max(1, min(len(holdings), floats // one))
 
     def capacity(self) -> Capacity:
         """The capacity of a round of theirs, which one round in 10,000 exceeds."""
@@ -191,13 +192,14 @@ class Active:
         """The sizes of the capacity. Found once: a recorded round may not ask the device for them."""
         mechanism, holdings = self.federation.mechanism, self.holdings
         draws, declared = mechanism.sampling, mechanism.declared
-        portions = [int(holdings.sizes[portion].sum()) for portion in holdings.portions]
-        fullest, largest = max(portions), holdings.portions[0].stop
+        sizes, loads, portions = holdings.sizes, holdings.loads(draws, declared), holdings.portions
+        held, largest = max(int(sizes[portion].sum()) for portion in portions), portions[0].stop
+        fullest = max(int(loads[portion].sum()) for portion in portions)
         total = draws.largest_sum(largest, fullest, declared, TAIL / 4 / len(portions))
-        per_worker = draws.largest_sum(1, holdings.longest, declared, TAIL / 4 / len(holdings))
-        theirs, count = int(holdings.sizes[self.byzantine[:-1]].sum()), self.byzantine_count
-        byzantine = draws.largest_sum(count, theirs, declared, TAIL / 4) if count else 0
-        return min(total, fullest), min(per_worker, holdings.longest), min(byzantine, theirs)
+        per_worker = draws.largest_sum(1, int(loads.max()), declared, TAIL / 4 / len(holdings))
+        mask, count = self.byzantine[:-1], self.byzantine_count
+        byzantine = draws.largest_sum(count, int(loads[mask].sum()), declared, TAIL / 4) if count else 0
+        return min(total, held), min(per_worker, holdings.longest), min(byzantine, int(sizes[mask].sum()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from noisegate.workers.class_weights import WORKS, ignored_weights
 from noisegate.workers.clipped import Clipped
 from noisegate.workers.closed_form import ClosedForm
 from noisegate.workers.company import Company
@@ -26,6 +27,7 @@ WORKERS: dict[str, Callable[..., Any]] = {
 __all__ = [
     "FAST",
     "WORKERS",
+    "WORKS",
     "Clipped",
     "ClippedMomentum",
     "ClosedForm",
@@ -41,6 +43,7 @@ __all__ = [
     "contributions",
     "contributions_of",
     "fill_with_noise",
+    "ignored_weights",
     "mean_gradient",
     "per_example_gradients",
     "rounded_sensitivity",

@@ -1,20 +1,4 @@
-"""Which examples a worker uses in a round, and what that choice means for its privacy.
-
-Sampling is accounting: the object that draws the batch is the object that states the DP event of the round,
-so nobody can draw one way and be charged for another. Symbols: batch b_c, examples |D_i|, noise sigma.
-
-* `poisson`: each example by itself, with probability b_c over a *declared* number of examples. That number is public
-  and one for all workers. It does not follow the data: were the rate b_c / |D_i|, one example more or less would change
-  the rate of all others, and cost more than is priced (tests/test_adjacency.py). Who holds fewer examples than declared
-  pads with nothing, so |D_i| stays private. Neighbors add or remove one example, which moves a sum of vectors of length
-  at most 1 by at most 1.
-* `equal`: as `poisson`, but with a declared number for each worker, its own public size, so that everyone expects the
-  same batch. The smallest worker then has the highest rate, and its need sets the noise of all.
-* `fixed`: b_c examples of |D_i|, uniformly, without replacement. |D_i| is public. Neighbors replace one example, which
-  moves that sum by up to 2: one vector out, another one in.
-
-A batch can be drawn without dp-accounting; only `event` and `neighboring` need it.
-"""
+"""The schemes that draw alike from all classes, and what every scheme does."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -53,11 +37,20 @@ class Sampling(Protocol):
         """The public batch size b_c: the expected size of a draw, and the divisor of every upload."""
         ...
 
-    def over(self, sizes: Tensor, declared: int) -> Draw:
+    def over(self, sizes: Tensor, declared: int, labels: Tensor | None = None) -> Draw:
         """Draws for n workers that hold so many examples: (n,) int64, on the device of the numbers to come.
 
         declared: the public number of examples that the rate comes from, where it does not come from the true one.
+        labels: (n, longest) the classes of the examples, padded; needed by a scheme whose rates are those of classes.
         """
+        ...
+
+    def loads(self, sizes: Tensor, declared: int, labels: Tensor) -> Tensor:
+        """(n,) int64: how many examples at the rate batch / declared would be drawn as often as a worker's own."""
+        ...
+
+    def as_many(self, declared: int) -> int:
+        """Of how many examples a plain mean is as sure as that of what a worker with the declared number draws from."""
         ...
 
     def rate(self, examples: int) -> float:
@@ -101,7 +94,7 @@ class Poisson:
     def __post_init__(self) -> None:
         count(batch=self.batch)
 
-    def over(self, sizes: Tensor, declared: int) -> Draw:
+    def over(self, sizes: Tensor, declared: int, labels: Tensor | None = None) -> Draw:
         """Every worker's are marked at random, perhaps none.
 
         A float64 uniform has 53 random bits, so the chance of an example misses batch / declared by at most
@@ -119,9 +112,17 @@ class Poisson:
         """The declared one for all: the true sizes stay private."""
         return [declared] * len(sizes)
 
+    def loads(self, sizes: Tensor, declared: int, labels: Tensor) -> Tensor:
+        """The sizes."""
+        return sizes
+
+    def as_many(self, declared: int) -> int:
+        """The declared number."""
+        return declared
+
     def rate(self, examples: int) -> float:
         """batch / examples, of which there are as many as were declared."""
-        _fits(self.batch, examples)
+        fits(self.batch, examples)
         return self.batch / examples
 
     def event(self, examples: int, noise_multiplier: float) -> Any:
@@ -138,14 +139,14 @@ class Poisson:
         """The smallest size that a batch exceeds with probability at most `tail`: a binomial quantile."""
         from scipy.stats import binom
 
-        _tail(tail)
+        check_tail(tail)
         return int(binom.isf(tail, examples, self.rate(examples)))
 
     def largest_sum(self, workers: int, held: int, declared: int, tail: float) -> int:
         """A Poisson quantile: a sum of independent events exceeds one beyond its median no more often than that."""
         from scipy.stats import poisson
 
-        _tail(tail)
+        check_tail(tail)
         return int(poisson.isf(tail, held * self.rate(declared)))
 
 
@@ -160,10 +161,10 @@ class EqualBatch(Poisson):
     name: ClassVar[str] = EQUAL
     follows_size: ClassVar[bool] = False
 
-    def over(self, sizes: Tensor, declared: int) -> Draw:
+    def over(self, sizes: Tensor, declared: int, labels: Tensor | None = None) -> Draw:
         """As `Poisson`, each worker at its own rate."""
         held = held_by(sizes)
-        _fits(self.batch, int(sizes.min()))
+        fits(self.batch, int(sizes.min()))
         chances = self.batch / sizes.to(torch.float64)[:, None]
 
         def draw(rng: Randomness) -> Tensor:
@@ -179,7 +180,7 @@ class EqualBatch(Poisson):
         """A Poisson quantile, with `batch` for each worker on average."""
         from scipy.stats import poisson
 
-        _tail(tail)
+        check_tail(tail)
         return int(poisson.isf(tail, workers * self.batch))
 
 
@@ -196,10 +197,10 @@ class FixedSize:
     def __post_init__(self) -> None:
         count(batch=self.batch)
 
-    def over(self, sizes: Tensor, declared: int) -> Draw:
+    def over(self, sizes: Tensor, declared: int, labels: Tensor | None = None) -> Draw:
         """Marked are the smallest of independent uniform keys (float64, so that ties hardly occur)."""
         held = held_by(sizes)
-        _fits(self.batch, int(sizes.min()))
+        fits(self.batch, int(sizes.min()))
 
         def draw(rng: Randomness) -> Tensor:
             drawn = []
@@ -215,15 +216,23 @@ class FixedSize:
         """The true sizes, which are public under this relation."""
         return list(sizes)
 
+    def loads(self, sizes: Tensor, declared: int, labels: Tensor) -> Tensor:
+        """The sizes."""
+        return sizes
+
+    def as_many(self, declared: int) -> int:
+        """The declared number."""
+        return declared
+
     def rate(self, examples: int) -> float:
         """batch / examples."""
-        _fits(self.batch, examples)
+        fits(self.batch, examples)
         return self.batch / examples
 
     def event(self, examples: int, noise_multiplier: float) -> Any:
         """A Gaussian on a sample without replacement: replacing one example moves the sum by up to 2."""
         positive(noise_multiplier=noise_multiplier)
-        _fits(self.batch, examples)
+        fits(self.batch, examples)
         dp = accounting()
         noise = dp.GaussianDpEvent(noise_multiplier / self.sensitivity)
         return dp.SampledWithoutReplacementDpEvent(examples, self.batch, noise)
@@ -234,21 +243,14 @@ class FixedSize:
 
     def largest(self, examples: int, tail: float) -> int:
         """`batch`, whatever the tail."""
-        _tail(tail)
-        _fits(self.batch, examples)
+        check_tail(tail)
+        fits(self.batch, examples)
         return self.batch
 
     def largest_sum(self, workers: int, held: int, declared: int, tail: float) -> int:
         """workers * batch, whatever the tail."""
-        _tail(tail)
+        check_tail(tail)
         return workers * self.batch
-
-
-SAMPLINGS: dict[str, type[Poisson] | type[FixedSize]] = {
-    "poisson": Poisson,
-    EQUAL: EqualBatch,
-    "fixed": FixedSize,
-}
 
 
 def accounting() -> ModuleType:
@@ -264,12 +266,12 @@ def accounting() -> ModuleType:
     return module
 
 
-def _fits(batch: int, examples: int) -> None:
+def fits(batch: int, examples: int) -> None:
     count(examples=examples)
     if batch > examples:
         raise refuse("batch", batch, f"a worker has only {examples} examples; lower batch to {examples} or less")
 
 
-def _tail(tail: float) -> None:
+def check_tail(tail: float) -> None:
     if not 0 < tail < 1:
         raise refuse("tail", tail, "must be a probability above 0 and below 1")
