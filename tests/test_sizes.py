@@ -191,6 +191,7 @@ def owned(path, owners, **more):
     return path
 
 
+@pytest.mark.filterwarnings("ignore::noisegate.errors.NoisegateWarning")  # features of 0 to 123
 def test_an_npz_says_who_holds_what(tmp_path):
     owners = [7] * 12 + [3] * 30 + [0] * 20
     path = owned(tmp_path / "clinics.npz", owners)
