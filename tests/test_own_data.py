@@ -148,9 +148,35 @@ def test_pictures_of_bytes_are_divided_by_255_and_nothing_else_is(tmp_path):
     assert torch.equal(Dataset.of(columns, Y, test=(columns, Y)).x, torch.from_numpy(columns).float())
 
 
+def test_bytes_that_are_divided_do_not_stand_beside_numbers_that_are_not(tmp_path):
+    pictures = RNG.integers(0, 256, (60, 4, 4), dtype=np.uint8)
+    other = pictures.astype(np.float32)
+    with pytest.raises(DataError, match="own, test: x is of float32, and that of own of uint8; only bytes are divided"):
+        Dataset.of(pictures, Y, test=(other, Y))
+    with pytest.raises(DataError, match="worker 1: x is of float32, and that of own, worker 0 of uint8"):
+        Dataset.of_workers([(pictures, Y), (other, Y)])
+    np.savez(tmp_path / "p.npz", x=pictures, y=Y, x_test=other, y_test=Y)
+    with pytest.raises(DataError, match="x_test: x is of float32"):
+        load(str(tmp_path / "p.npz"))
+    home = tmp_path / "clinics"
+    home.mkdir()
+    np.savez(home / "a.npz", x=pictures, y=Y)
+    np.savez(home / "b.npz", x=other, y=Y)
+    with pytest.raises(DataError, match=r"b\.npz: x is of float32"):
+        load(str(home))
+
+
+def test_numbers_that_numpy_does_not_have_are_read():
+    x = torch.from_numpy(X).to(torch.bfloat16)
+    assert torch.equal(everything(Dataset.of(x, Y))[0], everything(Dataset.of(x.float(), Y))[0])
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        ((torch.from_numpy(X).to_sparse(), Y), "x is no plain tensor of numbers; give a dense one"),
+        ((np.ma.masked_array(X, mask=X > 0.5), Y), "x has masked values; fill in or drop missing values first"),
+        (([[10**400]] * 60, Y), "x cannot be made an array .*that float64 can hold"),
         ((X, Y + 1), "no example has the label 0, though there are larger ones; number the 3 classes 0..2"),
         ((X, Y - 1), "y has the label -1; labels must be whole numbers"),
         ((X, Y / 2), "y has the label 0.5"),
@@ -289,6 +315,14 @@ def test_parts_that_bring_test_examples_keep_them():
     assert torch.equal(data.x_test, torch.cat([one.x_test for one in sets]))
 
 
+def test_features_of_data_sets_keep_their_names_and_are_never_mixed():
+    one = Dataset.of(frame(clinic=None))
+    assert Dataset.of_workers([one, one]).feature_names == ("a", "b")
+    other = Dataset.of(Frame({"b": X[:, 1], "a": X[:, 0], "ill": Y % 2}))
+    with pytest.raises(DataError, match="own, worker 1: has the columns b, a, and own, worker 0 a, b; give"):
+        Dataset.of_workers([one, other])
+
+
 def test_frames_and_torch_data_sets_are_parts_too():
     frames = Dataset.of_workers([frame(clinic=None), frame(clinic=None, ill=["yes"] * 60)])
     assert frames.class_names == ("no", "yes")
@@ -296,6 +330,62 @@ def test_frames_and_torch_data_sets_are_parts_too():
     pairs = torch.utils.data.TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(Y))
     some = torch.utils.data.Subset(pairs, range(12))
     assert Dataset.of_workers([pairs, some]).owner.bincount().tolist() == [48, 10]
+
+
+class Pairs(torch.utils.data.Dataset):
+    """A torch data set of what is made for each number."""
+
+    def __init__(self, make, length=20):
+        self.make, self.length = make, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, number):
+        return self.make(number)
+
+
+def test_labels_of_torch_data_sets_may_be_texts():
+    data = Dataset.of_workers([Pairs(lambda n: (torch.ones(2), "ab"[n % 2])), Pairs(lambda n: (torch.ones(2), "b"))])
+    assert data.class_names == ("a", "b")
+    one = Pairs(lambda n: (torch.ones(2), torch.tensor([n % 2])))
+    assert Dataset.of_workers([one, one]).classes == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "length", "sentence"),
+    [
+        (lambda n: (torch.ones(2), n % 2 + 0.7), 20, "y has the label 0.7"),
+        (lambda n: (torch.ones(2), torch.tensor([1, 2])), 20, r"worker 0: has the label tensor\(\[1, 2\]\)"),
+        (lambda n: (torch.ones(2), None), 20, "worker 0: has the label None"),
+        (lambda n: (torch.ones(2 + n % 2), n % 2), 20, "worker 0: its examples are no tensors of one shape"),
+        (lambda n: ("a picture", n % 2), 20, "worker 0: its examples are no tensors of one shape"),
+        (lambda n: torch.ones(3), 20, r"worker 0: does not give \(x, y\)"),
+        (lambda n: {}["no such file"], 20, r"worker 0: does not give \(x, y\)"),
+        (lambda n: (torch.ones(2), n % 2), 0, "worker 0: holds no examples"),
+    ],
+)
+def test_odd_torch_data_sets_are_one_sentence(make, length, sentence):
+    with pytest.raises(DataError, match=sentence) as caught:
+        Dataset.of_workers([Pairs(make, length), Pairs(make, length)])
+    assert "\n" not in str(caught.value)
+
+
+class Twice(Frame):
+    """A frame with two columns of one name, which gives both when it is asked for one."""
+
+    def __init__(self):
+        super().__init__({"a": X[:, 0]})
+        self.columns = ["a", "a"]
+
+    def __getitem__(self, key):
+        return self
+
+
+def test_a_column_that_is_there_twice_is_one_sentence():
+    for given in ([(Twice(), Y)] * 2, [(X, Twice())] * 2):
+        with pytest.raises(DataError, match=r"column 'a' of [xy] is there twice; name every column once"):
+            Dataset.of_workers(given)
 
 
 @pytest.mark.parametrize(

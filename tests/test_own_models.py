@@ -196,6 +196,17 @@ def test_features_of_a_file_and_a_model_of_a_file_go_together(mine):
     assert noisegate.run(spec, compute=ONE, out=mine.parent / "run").parameters == 9 * 31 + 100
 
 
+def test_a_model_of_a_file_is_made_for_the_columns_that_are_features(mine):
+    """For the fingerprint too, which builds the model before the data are dealt."""
+    rows = [f"{n % 7 / 7:.3f},h{n % 3},{'ab'[n % 2]},{n % 5 / 5}\n" for n in range(120)]
+    (mine.parent / "t.csv").write_text("f,clinic,ill,g\n" + "".join(rows))
+    settings = {"label_column": "ill", "worker_column": "clinic", "batch": 4, "dataset": "t.csv"}
+    spec = Spec(model="mine.py:build", **{**SMALL, **settings})
+    first = noisegate.run(spec, compute=ONE, out=mine.parent / "run")
+    assert first.input_shape == [2]
+    assert noisegate.run(spec, compute=ONE, out=mine.parent / "run", resume=True).as_dict() == first.as_dict()
+
+
 @pytest.mark.parametrize(
     "settings", [{"model": "mine.py:build"}, {"loss": "mine.py:loss"}, {"features": "mine.py:embed"}]
 )

@@ -68,6 +68,18 @@ def test_a_folder_for_each_worker(tmp_path):
     assert load(str(tmp_path / "both")).owner_test.bincount().tolist() == [24, 24]
 
 
+def test_workers_of_one_part_alone_are_never_forgotten(tmp_path):
+    save(tmp_path / "zoo" / "train" / "h1", GRAY[:8])
+    save(tmp_path / "zoo" / "train" / "h2", GRAY[8:20])
+    save(tmp_path / "zoo" / "test", GRAY[20:])
+    data = load(str(tmp_path / "zoo"))
+    assert (data.owner.bincount().tolist(), data.owner_test, data.worker_names) == ([8, 12], None, ("h1", "h2"))
+    save(tmp_path / "odd" / "train", GRAY[:20])
+    save(tmp_path / "odd" / "test" / "h1", GRAY[20:])
+    with pytest.raises(DataError, match="test: has a folder for each worker, and train has none; give both or none"):
+        load(str(tmp_path / "odd"))
+
+
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

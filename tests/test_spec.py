@@ -120,6 +120,19 @@ def test_any_text_survives_toml(name):
     assert through_a_file(Spec(dataset=name)).dataset == name
 
 
+@pytest.mark.parametrize("value", [[{"a": 1.5}, [True, "x"]], {"a b": {"ü": [1]}}, {}, []])
+def test_any_setting_of_own_features_survives_toml(value):
+    spec = Spec(features={"name": "mine.py:Embed", "größe": value})
+    assert through_a_file(spec) == spec
+    assert Spec(features={"name": "mine.py:Embed", "scales": None}) == Spec(features="mine.py:Embed")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), [float("inf")], {1: 2}])
+def test_what_no_file_can_hold_is_no_setting_of_own_features(value):
+    with pytest.raises(SpecError, match=r"^features\.scale = .*: must be text, a finite number, true or false"):
+        Spec(features={"name": "mine.py:Embed", "scale": value})
+
+
 def test_a_setting_that_is_none_survives_toml():
     spec = Spec(attack={"name": "a-little", "deviation": None})
     assert through_a_file(spec).build_attack() == spec.build_attack()

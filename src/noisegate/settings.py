@@ -1,6 +1,8 @@
 """Files of settings: TOML that anybody may have written, read as plain values."""
 
 import json
+import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,8 +40,24 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings
 
 
+def storable(value: Any) -> bool:
+    """Whether a file can hold a value and give the same back."""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and storable(entry) for key, entry in value.items())
+    if isinstance(value, list):
+        return all(storable(entry) for entry in value)
+    return isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)) or value is None
+
+
 def toml(value: Any) -> str:
     """A value as TOML writes it."""
     if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{key} = {toml(entry)}" for key, entry in value.items()) + " }"
+        return "{ " + ", ".join(f"{_key(key)} = {toml(entry)}" for key, entry in value.items()) + " }"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's texts are TOML's but for that
+
+
+def _key(key: str) -> str:
+    """A key of a table, in quotes where it needs them."""
+    return key if re.fullmatch("[A-Za-z0-9_-]+", key) else toml(key)

@@ -1,6 +1,7 @@
 """Arrays that a user brings, checked and turned into the tensors of a `Dataset`. `where`, `key`: for messages."""
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -89,16 +90,37 @@ def is_frame(value: Any) -> bool:
 def array_of(where: object, key: str, value: Any) -> NDArray[Any]:
     """An array, a tensor, a list of numbers, or a frame or one of its columns, as a numpy array."""
     if isinstance(value, Tensor):
-        return value.detach().cpu().numpy()
+        return _of_tensor(where, key, value)
     if is_frame(value):
         return _of_frame(where, key, value)
+    if np.ma.is_masked(value):
+        raise DataError(f"{where}: {key} has masked values; fill in or drop missing values first")
     try:
         array = np.asarray(value.to_numpy() if hasattr(value, "to_numpy") else value)
-    except (ValueError, TypeError) as error:
+        return _of_objects(array) if array.dtype.kind == "O" else array
+    except (ValueError, TypeError, OverflowError) as error:
         raise DataError(
-            f"{where}: {key} cannot be made an array ({plain(error)}); its rows must be equally long"
+            f"{where}: {key} cannot be made an array ({plain(error)}); its rows must be equally long, of numbers that "
+            "float64 can hold"
         ) from None
-    return _of_objects(array) if array.dtype.kind == "O" else array
+
+
+def _of_tensor(where: object, key: str, value: Tensor) -> NDArray[Any]:
+    """The numbers of a tensor; those of bfloat16, which numpy does not have, as float32."""
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
+        raise DataError(f"{where}: {key} is no plain tensor of numbers; give a dense one")
+    found = value.detach().cpu()
+    return (found.float() if found.dtype == torch.bfloat16 else found).numpy()
+
+
+def same_scale(wheres: Sequence[object], arrays: Sequence[NDArray[Any]]) -> None:
+    """DataError where some arrays are pictures of bytes, which are divided, and others are not."""
+    for where, array in zip(wheres, arrays, strict=False):
+        if is_bytes(array) != is_bytes(arrays[0]):
+            raise DataError(
+                f"{where}: x is of {array.dtype}, and that of {wheres[0]} of {arrays[0].dtype}; only bytes are divided "
+                f"by {BYTE}, so give all as one type"
+            )
 
 
 def _of_objects(array: NDArray[Any]) -> NDArray[Any]:
@@ -113,11 +135,11 @@ def _of_objects(array: NDArray[Any]) -> NDArray[Any]:
 
 def _of_frame(where: object, key: str, frame: Any) -> NDArray[Any]:
     """The features of a frame. DataError that names the column that is not numbers, or has a hole."""
-    columns = []
-    for name in frame.columns:
+    columns, names = [], list(frame.columns)
+    if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
+        raise DataError(f"{where}: column {shown(twice)} of {key} is there twice; name every column once")
+    for name in names:
         column = array_of(where, f"column {shown(name)} of {key}", frame[name])
-        if column.ndim != 1:
-            raise DataError(f"{where}: column {shown(name)} of {key} is there twice; name every column once")
         if column.dtype.kind not in "buif":
             odd = [entry for entry in column.tolist() if not isinstance(entry, int | float)] or [column.dtype]
             raise DataError(

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from noisegate.checks import plain
-from noisegate.data.arrays import features_of, labels_of, notes_of, numbered
+from noisegate.data.arrays import features_of, labels_of, notes_of, numbered, same_scale
 from noisegate.data.contents import archive, members
 from noisegate.data.dataset import Dataset
 from noisegate.data.own import Labeled, Words, assemble, joined_parts, named_labels
@@ -76,6 +76,7 @@ def _archives(path: Path, files: Sequence[Path], columns: Columns, rng: torch.Ge
     if len(keys) == 2 and not {"x_test", "y_test"} <= read[0].keys():
         raise DataError(f"{plain(files[0])}: has only one of x_test and y_test; give both or neither")
     named = [(plain(file), arrays, *pair) for pair in keys for file, arrays in zip(files, read, strict=True)]
+    same_scale([where for where, *_ in named], [arrays[key] for _, arrays, key, _ in named])
     features = [features_of(where, key, arrays[key]) for where, arrays, key, _ in named]
     labels = [labels_of(where, key, arrays[key]) for where, arrays, _, key in named]
     joined = joined_parts([where for where, *_ in named], features, labels, len(files))

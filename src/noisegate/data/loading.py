@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from noisegate import checks
-from noisegate.data.arrays import ONE_TEST_IN, classes_of, features_of, labels_of, notes_of, split
+from noisegate.data.arrays import ONE_TEST_IN, classes_of, features_of, labels_of, notes_of, same_scale, split
 from noisegate.data.contents import archive, checked
 from noisegate.data.dataset import Dataset
 from noisegate.data.files import expanded, locate
@@ -86,6 +86,7 @@ def _archive(path: Path, rng: torch.Generator) -> Dataset:
     x, y = features_of(path, "x", arrays["x"]), labels_of(path, "y", arrays["y"])
     owner, owner_test = _owners(path, arrays, "worker", "x"), _owners(path, arrays, "worker_test", "x_test")
     if "x_test" in arrays:
+        same_scale((f"{path}, x", f"{path}, x_test"), (arrays["x"], arrays["x_test"]))
         x_test, y_test = features_of(path, "x_test", arrays["x_test"]), labels_of(path, "y_test", arrays["y_test"])
     else:
         train, test = _split(path, x, y, owner, rng)

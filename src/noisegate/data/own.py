@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from noisegate.checks import guess, plain, shown
+from noisegate.checks import guess, shown
 from noisegate.data.arrays import (
     MOST_CLASSES,
     WORKER,
@@ -20,11 +20,13 @@ from noisegate.data.arrays import (
     labels_of,
     notes_of,
     numbered,
+    same_scale,
     split,
 )
 from noisegate.data.dataset import Dataset
 from noisegate.data.hints import warn_of_scale
 from noisegate.data.tables import listed
+from noisegate.data.torch_sets import examples_of
 from noisegate.errors import NO_REGRESSION, DataError
 
 
@@ -82,12 +84,16 @@ def _some(part: Labeled, which: Tensor) -> Labeled:
 
 @dataclass(frozen=True)
 class Given:
-    """Features, labels and workers as a user gives them. named: labels are names, even if numbers."""
+    """Features, labels and workers as a user gives them.
+
+    named: labels are names, even if numbers. features: what the features are called, where x itself does not say.
+    """
 
     x: Any
     y: Any
     worker: Any = None
     named: bool = False
+    features: Names = ()
 
 
 def dataset_of(x: Any, y: Any, worker: Any, test: Any, name: str, rng: torch.Generator) -> Dataset:
@@ -105,11 +111,12 @@ def dataset_of(x: Any, y: Any, worker: Any, test: Any, name: str, rng: torch.Gen
     labels, classes = _labels(name, given)
     owners, workers = _owners(name, [part.worker for part in given])
     arrays = [array_of(name, key, part.x) for key, part in zip(("x", "x_test"), given, strict=False)]
+    same_scale((name, f"{name}, test"), arrays)
     parts = [
         Labeled(features_of(name, key, array), label, owner)
         for key, array, label, owner in zip(("x", "x_test"), arrays, labels, owners, strict=False)
     ]
-    words = Words(classes, workers, _columns(given[0].x), notes_of(*arrays))
+    words = Words(classes, workers, _columns(given[0]), notes_of(*arrays))
     return assemble(name, parts[0], parts[1] if test is not None else None, words, rng)
 
 
@@ -133,9 +140,10 @@ def dataset_of_workers(parts: Any, y: str | None, name: str, rng: torch.Generato
     _check_columns(given, wheres)
     labels, classes = _labels(name, given)
     arrays = [array_of(where, "x", part.x) for where, part in zip(wheres, given, strict=True)]
+    same_scale(wheres, arrays)
     features = [features_of(where, "x", array) for where, array in zip(wheres, arrays, strict=True)]
     joined = joined_parts(wheres, features, labels, len(listed))
-    return assemble(name, *joined, Words(classes, called, _columns(given[0].x), notes_of(*arrays)), rng)
+    return assemble(name, *joined, Words(classes, called, _columns(given[0]), notes_of(*arrays)), rng)
 
 
 def joined_parts(
@@ -163,28 +171,20 @@ def _of_worker(where: str, part: Any, y: str | None) -> tuple[Given, Given | Non
     if isinstance(part, Dataset):
         named = [part.class_names[label] for label in part.y.tolist()] if part.class_names else part.y
         tried = [part.class_names[label] for label in part.y_test.tolist()] if part.class_names else part.y_test
-        return Given(part.x, named), Given(part.x_test, tried)
+        names = part.feature_names
+        return Given(part.x, named, features=names), Given(part.x_test, tried, features=names)
     if is_frame(part):
         if (given := _given(where, part, y)).worker is not None:
             raise DataError(f"{where}: has a column worker, and each part is one worker's; drop the column")
         return given, None
     if isinstance(part, torch.utils.data.Dataset):
-        pairs = [(torch.as_tensor(one), int(label)) for one, label in _pairs(where, part)]
-        return Given(torch.stack([one for one, _ in pairs]), [label for _, label in pairs]), None
+        return Given(*examples_of(where, part)), None
     if not isinstance(part, tuple | list) or len(part) not in (2, 4):
         raise DataError(
             f"{where}: is a {type(part).__name__}; give (x, y), (x, y, x_test, y_test), a Dataset, a frame, or a torch "
             "data set"
         )
     return Given(*part[:2]), Given(*part[2:]) if len(part) == 4 else None
-
-
-def _pairs(where: str, part: Any) -> list[tuple[Any, Any]]:
-    try:
-        found = [part[number] for number in range(len(part))]
-        return [(one, label) for one, label in found]
-    except (TypeError, ValueError, NotImplementedError) as error:
-        raise DataError(f"{where}: does not give (x, y) for each example ({plain(error)})") from None
 
 
 def _given(name: str, x: Any, y: Any, worker: Any = None) -> Given:
@@ -226,15 +226,15 @@ def _texts(name: str, column: Any, values: Any) -> list[str]:
     return [str(value) for value in array.tolist()]
 
 
-def _columns(x: Any) -> Names:
-    return tuple(str(name) for name in x.columns) if is_frame(x) else ()
+def _columns(given: Given) -> Names:
+    return tuple(str(name) for name in given.x.columns) if is_frame(given.x) else given.features
 
 
 def _check_columns(given: Sequence[Given], wheres: Sequence[str]) -> None:
     """DataError if frames have other columns than the first."""
-    first = _columns(given[0].x)
+    first = _columns(given[0])
     for part, where in zip(given, wheres, strict=False):
-        if (own := _columns(part.x)) != first:
+        if (own := _columns(part)) != first:
             raise DataError(
                 f"{where}: has the columns {listed(own)}, and {wheres[0]} {listed(first)}; give all "
                 "the same, in the same order"

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from noisegate.checks import plain, told
-from noisegate.data.arrays import features_of, notes_of, numbered
+from noisegate.data.arrays import Names, features_of, notes_of, numbered
 from noisegate.data.contents import members
 from noisegate.data.dataset import Dataset
 from noisegate.data.own import Labeled, Words, assemble
@@ -36,18 +37,31 @@ def read_pictures(path: Path, rng: torch.Generator) -> Dataset:
     parts = _parts(path)
     found = [(worker, label, file) for part in parts for worker, held in part for label, file in held]
     y, classes = numbered([label for _, label, _ in found])
-    owned = [worker for worker, _, _ in found]
-    owner, workers = (None, ()) if None in owned else numbered([str(worker) for worker in owned])
+    owner, workers = _owners(path, parts)
     pixels = _read([file for _, _, file in found])
     x, end = features_of(path, "x", pixels), sum(len(held) for _, held in parts[0])
     words = Words(classes, workers, notes=notes_of(pixels))
-    train = Labeled(x[:end], y[:end], None if owner is None else owner[:end])
-    test = Labeled(x[end:], y[end:], None if owner is None else owner[end:]) if len(parts) == 2 else None
+    train = Labeled(x[:end], y[:end], owner[0])
+    test = Labeled(x[end:], y[end:], owner[1]) if len(parts) == 2 else None
     return assemble(path, train, test, words, rng)
 
 
 Part = list[tuple[str | None, Held]]
 """The pictures of each worker; of None where the folder does not say."""
+
+
+def _owners(path: Path, parts: list[Part]) -> tuple[tuple[Tensor | None, Tensor | None], Names]:
+    """The worker of each picture of the training part and of the test part, and their names, where the folder says."""
+    owned = [[worker for worker, held in part for _ in held if worker is not None] for part in parts]
+    if not owned[0]:
+        if any(owned):
+            raise DataError(
+                f"{plain(path / 'test')}: has a folder for each worker, and train has none; give both or none"
+            )
+        return (None, None), ()
+    numbers, names = numbered([worker for part in owned for worker in part])
+    tested = numbers[len(owned[0]) :]
+    return (numbers[: len(owned[0])], tested if len(tested) else None), names
 
 
 def _parts(path: Path) -> list[Part]:

@@ -7,10 +7,11 @@ from typing import Any
 from torch import Tensor, nn
 
 from noisegate import checks
-from noisegate.catalog import build, find, made, settle
+from noisegate.catalog import build, find, is_own, made, settle
 from noisegate.errors import SpecError
 from noisegate.features.scattering import Scattering
 from noisegate.features.texture import Texture
+from noisegate.settings import storable
 
 Features = Callable[[Tensor], Tensor]
 """(B, ...) examples to (B, ...) features, each of its own example alone."""
@@ -22,9 +23,13 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 
 def check_request(request: Any) -> dict[str, Any]:
     """The request for features as a table with `name` and settings. No code of a user's own is loaded for that."""
-    if isinstance(request, Mapping) and isinstance(request.get("name"), str) and ":" in request["name"]:
-        return dict(request)
-    if isinstance(request, str) and ":" in request:
+    if isinstance(request, Mapping) and is_own(request.get("name")):
+        settings = {key: value for key, value in request.items() if value is not None}  # which is the default
+        if odd := [key for key, value in settings.items() if not storable({key: value})]:
+            rule = "must be text, a finite number, true or false, or a list or table of these"
+            raise checks.refuse(f"features.{odd[0]}", settings[odd[0]], rule)
+        return settings
+    if is_own(request):
         return {"name": request}
     return settle("features", request, FEATURES)
 

@@ -111,7 +111,7 @@ def own_code(spec: Spec, dataset: Dataset | None, features: Features | None) -> 
     code = tuple(load(what, each) for what, each in {"model": path, "loss": spec.loss}.items() if each is not None)
     if path is None:
         return OwnCode(code, None)
-    dataset = dataset or data.load(spec.dataset, stream(spec.seed, "test-split"))
+    dataset = dataset or data.load(spec.dataset, stream(spec.seed, "test-split"), spec.columns)
     embedding = features_of(spec, features, None)
     shape = dataset.shape if embedding is None else tuple(apply(embedding.make, dataset.x[:2]).shape[1:])
     return OwnCode(code, build_own(path, shape, dataset.classes, spec.seed))

@@ -9,7 +9,6 @@ it was given, `given:NAME`, and nobody can make it again from that.
 import dataclasses
 import importlib.util
 import inspect
-import math
 import sys
 import types
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from noisegate import checks
 from noisegate.aggregators.function import FromFunction
 from noisegate.catalog import GIVEN, OWN, build, find
 from noisegate.errors import SpecError
+from noisegate.settings import storable
 
 Catalog = Mapping[str, Callable[..., Any]]
 
@@ -74,7 +74,7 @@ def described(value: Any) -> dict[str, Any]:
     name = value.__name__ if isinstance(value, types.FunctionType) else type(value).__name__
     fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
     settings = {each.name: getattr(value, each.name) for each in fields if each.init and each.name != "name"}
-    return {"name": f"{GIVEN}:{name}"} | {key: entry for key, entry in settings.items() if _plain(entry)}
+    return {"name": f"{GIVEN}:{name}"} | {key: entry for key, entry in settings.items() if storable(entry)}
 
 
 def named_model(model: str | nn.Module | None) -> str | None:
@@ -115,7 +115,7 @@ def _request(what: str, value: Any, table: Catalog, role: Any) -> dict[str, Any]
             continue
         if isinstance(found, role):
             found = _request(what, found, table, role)
-        if not _plain(found) or found is None:
+        if not storable(found) or found is None:
             return None
         settings[each.name] = found
     request = {"name": name, **settings}
@@ -132,15 +132,6 @@ def _is_default(field: "dataclasses.Field[Any]", value: Any) -> bool:
         return default is value or (type(default) is type(value) and bool(default == value))
     except (RuntimeError, TypeError, ValueError):  # tensors and arrays do not compare
         return False
-
-
-def _plain(value: Any) -> bool:
-    """Whether a file can hold a value and give the same back."""
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _plain(entry) for key, entry in value.items())
-    if isinstance(value, list):
-        return all(_plain(entry) for entry in value)
-    return isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)) or value is None
 
 
 def _path(value: Any) -> str | None:
