@@ -143,7 +143,7 @@ def measured(table: Table, rows: Mapping[str, Row]) -> str:
     if not kept:
         return f"### {table.title}\n\n{share}.\n"
     seeds = sorted({spec.seed for spec in kept})
-    share += f", with seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}."
+    share += f", with seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{'; a cell is the mean of those that it has' * (len(seeds) > 1)}."
     return f"{markdown(table._replace(specs=kept), rows)}\n{share}\n"
 
 
@@ -206,7 +206,7 @@ def _numbers(specs: Sequence[Spec], rows: Mapping[str, Row], name: str) -> list[
 
 def _below(clean: Sequence[float | None], found: Sequence[float | None]) -> float | None:
     """How far the mean is below the mean of the references; None if a run is missing."""
-    if not found or None in (*clean, *found):
+    if not clean or not found or None in (*clean, *found):
         return None
     return statistics.mean(map(float, clean)) - statistics.mean(map(float, found))  # type: ignore[arg-type]
 
