@@ -1,5 +1,6 @@
 """Models and losses that mix examples, or have no finite loss, are stopped; all others are left alone."""
 
+import contextlib
 import math
 from dataclasses import replace
 
@@ -300,6 +301,52 @@ class Counting(nn.Module):
 def test_a_module_that_keeps_state_is_refused():
     with pytest.raises(SpecError, match="called again"):
         run(SPEC, dataset=data(), model=Counting(), compute=CPU)
+
+
+class Remembering(nn.Module):
+    """Keeps an example in a buffer, which says nothing in its outputs. patience: calls that it lets pass first."""
+
+    def __init__(self, *, persistent: bool = True, patience: int = 0) -> None:
+        super().__init__()
+        self.inner, self.patience = network(), patience
+        self.register_buffer("seen", torch.zeros(FEATURES), persistent=persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.patience -= 1
+        if self.patience < 0:
+            self.seen = x.detach()[-1]
+        return self.inner(x)
+
+
+class Overwriting(Remembering):
+    """The same, in the memory that the buffer has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(RuntimeError):  # torch.func forbids it while gradients are taken
+            self.seen.data.copy_(x.detach()[-1])
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("module", [Remembering(), Overwriting()])
+def test_a_module_that_remembers_an_example_is_refused(module):
+    # A buffer is in the trained model, and would be published with it.
+    with pytest.raises(PrivacyError, match="changes 'seen' when it is called"):
+        run(SPEC, dataset=data(), model=module, compute=CPU)
+
+
+def test_a_module_that_remembers_an_example_later_leaves_no_model():
+    model = prepare(SPEC, CPU, data(), Remembering(patience=10**9)).federation.mechanism.model
+    assert torch.equal(model.kept()["seen"], torch.zeros(FEATURES))
+    model.module.patience = 0
+    model.outputs(model.initial(), data().x[:1])
+    for hands_out in (model.kept, lambda: model.state(model.initial())):
+        with pytest.raises(PrivacyError, match="without noise"):
+            hands_out()
+
+
+def test_a_mere_cache_is_no_part_of_the_model_and_welcome():
+    found = run(SPEC, dataset=data(), model=Remembering(persistent=False), compute=CPU)
+    assert found.frozen == 0
 
 
 class Squeezed(nn.Module):

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import hashlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional
 
 from noisegate import kernels
-from noisegate.errors import NO_REGRESSION, SpecError
+from noisegate.errors import NO_REGRESSION, PrivacyError, SpecError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -77,6 +78,7 @@ class FlatModel:
         self.d = sum(self.sizes)
         self.shares = len(self._names()) < len(self._names(twice=True))
         """Whether a parameter has several names, which are looked for in every call only where there are any."""
+        self._came_with = {name: (value, _digest(value)) for name, value in self._fixed().items()}
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the lock, which a copy has for itself."""
@@ -96,8 +98,27 @@ class FlatModel:
         """The module's own trained parameters as one vector."""
         return torch.cat([value.detach().flatten() for value in self._trained().values()])
 
+    def _fixed(self) -> dict[str, Tensor]:
+        """Frozen parameters and buffers themselves. A buffer that is not saved may be a memory of anything."""
+        frozen = {name: value for name, value in self.module.named_parameters() if not value.requires_grad}
+        saved = self.module.state_dict().keys()
+        return frozen | {name: value for name, value in self.module.named_buffers() if name in saved}
+
+    def check_kept(self) -> None:
+        """PrivacyError if a call of the module wrote to what nothing trains, which leaves it beside what is trained."""
+        now = self._fixed()
+        for name in now.keys() | self._came_with.keys():
+            value, digest = self._came_with.get(name, (None, ""))
+            if now.get(name) is not value or value is None or _digest(value) != digest:
+                raise PrivacyError(
+                    f"model: changes {name!r} when it is called, so what it was called with, private examples, would "
+                    "be in the trained model without noise; keep no state in buffers (a mere cache may be registered "
+                    "with persistent=False)"
+                )
+
     def kept(self) -> dict[str, Tensor]:
-        """What nothing trains of the module's state dict: frozen parameters and buffers."""
+        """What nothing trains of the module's state dict: frozen parameters and buffers. As `check_kept`."""
+        self.check_kept()
         again = {*self._names(twice=True)} - {*self._names()}
         left_out = again.union(self.names)
         found = self.module.state_dict()
@@ -142,6 +163,12 @@ class FlatModel:
 
         losses: Tensor = vmap(loss_of_one)(outputs, y)
         return losses
+
+
+def _digest(value: Tensor) -> str:
+    """Of its numbers."""
+    content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def _one_each(losses: Tensor, count: int) -> Tensor:

@@ -15,6 +15,8 @@ NOT_COVERED = (
     "Anything else that was trained, tuned or measured on the same data and given away: the losses add up.",
     "The server's own examples, which are taken to be public, and what is public: the declared number, and the shares "
     "of the classes where their rates follow from them.",
+    "The weights that training began with, and what of the model was not trained (frozen parameters and buffers): they "
+    "are taken to be public. So is which classes there are.",
     "Workers that did not follow the protocol.",
     "What the model shows about people in general. It may be true of a person who is not in the data at all.",
     "The machines: who could read their memory or measure their time while they trained is not kept out.",

@@ -41,6 +41,8 @@ def choose_sums(
 ) -> Sums:
     """The closed form where the model has one, the direct way otherwise. SpecError if examples mix (`company.py`).
 
+    PrivacyError if the model writes what it is called with into a buffer or a frozen parameter.
+
     x, y: real examples, of which some are drawn at random. A module that uses its layers in an unforeseen way goes the
     direct way.
     """
@@ -48,6 +50,7 @@ def choose_sums(
     _check_one(model, params, x, y)
     closed = None if way == "direct" else ClosedForm.of(model, chunk)
     closed = closed_form_if_sound(model, params, x, y, company or Company(), closed)
+    model.check_kept()
     if closed is None and way == "closed-form":
         raise SpecError(
             f"sums = 'closed-form': this model has none, since {why_not(model)}. Layers with one are {FAST}, each "
