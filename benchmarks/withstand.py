@@ -143,7 +143,9 @@ def measured(table: Table, rows: Mapping[str, Row]) -> str:
     if not kept:
         return f"### {table.title}\n\n{share}.\n"
     seeds = sorted({spec.seed for spec in kept})
-    share += f", with seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{'; a cell is the mean of those that it has' * (len(seeds) > 1)}."
+    several = len(seeds) > 1
+    share += f", with seed{'s' * several} {', '.join(map(str, seeds))}"
+    share += f"{'; a cell is the mean of those that it has' * several}."
     return f"{markdown(table._replace(specs=kept), rows)}\n{share}\n"
 
 
