@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,10 +16,10 @@ from noisegate.cli.redteam import _bills
 from noisegate.redteam import red_team
 from noisegate.redteam.findings import by_chance
 from noisegate.redteam.objectives import OBJECTIVES, Measure, lower
-from noisegate.redteam.plot import plot
 from noisegate.redteam.search import SHARES
 from noisegate.redteam.settings import SETTINGS, behaved, candidates, fits
 from noisegate.redteam.trials import RESULTS, TrialFolder
+from noisegate.report.redteam_page import redteam_page
 from noisegate.runs import costs, reference
 from noisegate.sweeps.outcome import Outcome
 from test_redteam import FLAGS, HOW, REAL, attack_of
@@ -329,18 +330,20 @@ def test_json_has_everything():
 
 
 @pytest.mark.parametrize(
-    ("objective", "axis", "line"),
+    ("objective", "title", "line"),
     [
-        ("accuracy", "accuracy at the last round", "Reference Accuracy 0.900"),
-        ("recall", "drop in recall at the last round", None),
-        ("backdoor", "attack success at the last round", "the same trigger in the reference 0.250"),
+        ("accuracy", "Accuracy against the Byzantine share", 0.9),
+        ("recall", "Drop in recall against the Byzantine share", None),
+        ("backdoor", "Attack success against the Byzantine share", 0.25),
     ],
 )
-def test_the_plot_is_of_the_objective(objective, axis, line):
-    page = plot(red_team(Spec(), Pretend(opening, clean=by_itself), budget=80, objective=objective))
-    assert axis in page
-    assert ("the reference" in page or "Reference Accuracy" in page) is (line is not None)
-    assert line is None or line in page
+def test_the_page_is_of_the_objective(objective, title, line):
+    found = red_team(Spec(), Pretend(opening, clean=by_itself), budget=80, objective=objective)
+    page = redteam_page(as_json(found, 360)).html()
+    assert title in page
+    (chart,) = re.findall(r'id="chart-1-data">(.*?)</script>', page)
+    drawn = [each["y"] for each in json.loads(chart)["data"] if each["name"] == "reference"]
+    assert drawn == ([] if line is None else [[line, line]])
 
 
 # --- what is kept ----------------------------------------------------------------------------------------------------
