@@ -126,7 +126,7 @@ def noise_with_a_common_part(patch):
 def rate_of_the_true_size(patch):
     """What the product did before a size was declared: who has fewer examples draws each more often."""
 
-    def over(self, sizes, declared):
+    def over(self, sizes, declared, labels=None):
         held = torch.arange(int(sizes.max())) < sizes[:, None]
         chance = self.batch / sizes[:, None].double()
         return lambda rng: held & (torch.rand(held.shape, generator=rng, dtype=torch.float64) < chance)
@@ -157,11 +157,13 @@ def long_contributions(patch):
 
 def twice_the_rate(patch):
     over = Poisson.over
-    patch.setattr(Poisson, "over", lambda self, sizes, declared: over(Poisson(2 * self.batch), sizes, declared))
+    patch.setattr(
+        Poisson, "over", lambda self, sizes, declared, labels=None: over(Poisson(2 * self.batch), sizes, declared)
+    )
 
 
 def all_or_nothing(patch):
-    def over(self, sizes, declared):
+    def over(self, sizes, declared, labels=None):
         held = torch.arange(int(sizes.max())) < sizes[:, None]
         return lambda rng: held & (torch.rand(len(sizes), 1, generator=rng) < self.batch / declared)
 
