@@ -147,11 +147,12 @@ UNIT = honest_lengths(D, S, BATCH, 1.0, 2.5e-4)[1] / math.sqrt(D)
 def momentum_by_loops(own: np.ndarray, s: float, largest: float = 1.0) -> tuple[float, float]:
     """(how far the upload of two rounds ago may echo in one, times its length; the variance across), as series.
 
-    The lean is what lacks to the largest in the mean square. What it repeats of the one before is at most the largest.
+    The lean is what lacks to the largest in the mean square. What it repeats of the one before is at most the largest,
+    of an upload as long as that and the noise.
     """
     lean = max(0.0, largest**2 - mean(float(row @ row) for row in own))
     d = own.shape[1]
-    again = min(largest / (s * math.sqrt(d) + 1e-30), 0.95)
+    again = min(largest / math.sqrt(largest**2 + s * s * d), 0.95)
     echo = sum(lean * again**i for i in range(2000))  # on the last but one, the one before that, and so on
     return 1.5 * echo, s * s + sum(lean / d * again ** (2 * i) for i in range(2000))
 
@@ -163,9 +164,20 @@ def test_what_momentum_does_by_loops():
         view = replace(World().view(), noise_std=s, largest=largest)
         found = directions.MomentumTerm.of(view, own)
         echo, noise = momentum_by_loops(own.double().numpy(), s, largest)
-        assert float(found.echo) == pytest.approx(echo, rel=1e-3, abs=1e-5)
-        assert float(found.variance) == pytest.approx(noise, rel=1e-3, abs=1e-7)
+        assert float(found.echo[0]) == pytest.approx(echo, rel=1e-3, abs=1e-5)
+        assert float(found.variance[0]) == pytest.approx(noise, rel=1e-3, abs=1e-7)
         assert float(found.signal) == pytest.approx(mean(float(row @ row) for row in own), rel=1e-4)
+
+
+def test_a_large_worker_depends_on_its_last_upload_by_as_much_more():
+    """Of one that sends e times the signal everything is e times as long, but for the noise."""
+    own = 0.8 * functional.normalize(normal(AUXILIARY, D), dim=1)
+    view = replace(World().view(), expected=torch.linspace(0.1, 3.0, N))
+    found = directions.MomentumTerm.of(view, own)
+    for size, echo, variance in zip(view.expected.tolist(), found.echo, found.variance, strict=True):
+        wanted, across = momentum_by_loops(size * own.double().numpy(), S, size)
+        assert float(echo) == pytest.approx(wanted, rel=1e-3)
+        assert float(variance) == pytest.approx(across, rel=1e-3)
 
 
 def outside_by_loops(view: ServerView, state: dict) -> np.ndarray:
@@ -200,9 +212,11 @@ def outside_by_loops(view: ServerView, state: dict) -> np.ndarray:
             size = float(np.linalg.norm(way))
             unit = way / max(size, 1e-30)
             look(unit, *bounds(unit, min(1.0, speed * old["largest_weights"].max() * echo / max(size, 1e-30))))
-        look(old["main_difference"][0], *bounds(old["main_difference"][0], 0.0))
         size = float(np.linalg.norm(old["own_averages"][i]))
         unit = old["own_averages"][i] / max(size, 1e-30)
+        across_main = abs(float(unit @ old["main_difference"][0]))
+        main = min(1.0, across_main * OWN_SPEED * echo / (UNIT * max(size, 1e-30)))
+        look(old["main_difference"][0], *bounds(old["main_difference"][0], main))
         reach = mean(float(np.linalg.norm(row)) for row in own) - mean(float(row @ unit) for row in own)
         echoes = min(1.0, OWN_SPEED * echo / (UNIT * max(size, 1e-30)))
         look(unit, *bounds(unit, echoes + max(0.0, reach)))

@@ -403,7 +403,9 @@ def test_what_is_shared_of_an_error_is_no_more_than_that_of_equal_shares():
 # --- expectation -----------------------------------------------------------------------------------------------------
 
 
-def interval(along, own, mix, s=0.0, apart=None, lengths=None, own_lengths=None, echo=0.0, weight=0.0, reach=0.0):
+def interval(
+    along, own, mix, s=0.0, apart=None, lengths=None, own_lengths=None, echo=0.0, weight=0.0, reach=0.0, main=0.0
+):
     """What is expected where the (A, COMMON) examples lie so along the directions, and (A, n) along the own ones."""
     n = len(mix)
     given = along.new_zeros(n), torch.tensor(reach, dtype=along.dtype), torch.tensor(s * s, dtype=along.dtype)
@@ -412,11 +414,12 @@ def interval(along, own, mix, s=0.0, apart=None, lengths=None, own_lengths=None,
         along_gradient=along.new_zeros(n) if apart is None else apart,
         lengths=along.new_ones(COMMON) if lengths is None else lengths,
         own_lengths=along.new_ones(n) if own_lengths is None else own_lengths,
-        momentum=SimpleNamespace(echo=torch.tensor(echo)),
+        momentum=SimpleNamespace(echo=torch.full((n,), echo)),
+        along_main=along.new_full((n,), main),
     )
     averages = along.new_zeros(len(UPDATE_SPEEDS), 1)
     state = SimpleNamespace(largest_weights=torch.tensor([weight / 2, weight]), update_averages=averages)
-    return expected(SimpleNamespace(noise_std=s), state, projections)
+    return expected(SimpleNamespace(noise_std=s, expected=None, norms=along.new_ones(n)), state, projections)
 
 
 @pytest.mark.parametrize("promised", [-0.5, 0.0, 5.0])

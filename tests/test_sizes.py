@@ -471,3 +471,17 @@ def test_sizes_are_given_when_a_request_is_signed(tmp_path, cli):
     assert "size = 0" in cli(*sign, "--size", 0).err
     cli("federation", "revoke", tmp_path / "fed", "clinic-a")
     assert "size" not in (tmp_path / "fed/server/roster.toml").read_text()
+
+
+def test_large_workers_of_a_small_model_are_not_refused_for_depending_on_their_last_uploads():
+    """Twenty hospitals with 40 to 800 examples and 194 parameters: signals are as long as the noise, or longer.
+
+    Measured: 0.0027 in the mean of these seeds, and 0.078 where no bound for momentum knows sizes.
+    """
+    rng, sizes = np.random.default_rng(0), np.geomspace(40, 800, 20).astype(int)
+    x = rng.uniform(-1, 1, (sizes.sum(), 3))
+    data = Dataset.of(x, (x[:, 0] > x[:, 1]).astype(int), worker=np.repeat(np.arange(20), sizes))
+    specs = [Spec(dataset="mine", seed=seed, attack="label-flip") for seed in (1, 2, 3)]
+    found = [noisegate.run(spec, dataset=data, compute=Compute(device="cpu", threads=1)) for spec in specs]
+    assert sum(result.honest_rejected for result in found) / 3 < 0.03
+    assert all(result.fallback == 0 for result in found)

@@ -8,14 +8,13 @@ the one before, by l^2 / (length of an upload). So a direction contains nothing 
 may lie further along it because of the round before is known (`MomentumTerm`).
 """
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from noisegate.aggregators.fortified.mixture import Mixture
+from noisegate.aggregators.fortified.mixture import Mixture, expected_of
 from noisegate.aggregators.fortified.moments import ExampleMoments
 from noisegate.aggregators.fortified.state import COMMON, OWN_SPEED, TINY, FortifiedState
 from noisegate.aggregators.fortified.trust import along_last
@@ -40,13 +39,18 @@ ROWS = 16
 
 
 class MomentumTerm(NamedTuple):
-    """What momentum does to an honest upload beside its signal: () each.
+    """What momentum does to an honest upload beside its signal: (n,) each, but for the signal.
+
+    A worker that sends e times the usual signal depends on its last upload by e l, where one that sends the usual
+    signal depends on it by l. Of an upload as long as noise and signal together it repeats no more than
+
+        r = e largest / sqrt(e^2 largest^2 + s^2 d).
 
     echo: how far the upload may reach along its worker's upload of two rounds ago, times the length of that one. It is
-        l^2 if an upload depends on the last by l, and that one on the one before; each older one adds at most
-        largest / (length of the noise) times as much.
+        e^2 l^2 if an upload depends on the last by e l, and that one on the one before; each older one adds at most r
+        times as much.
     variance: that of an upload along an unrelated direction: of the noise and of the momentum term.
-    signal: the mean square of the lengths that the server's examples would add.
+    signal: () the mean square of the lengths that the server's examples would add.
     """
 
     echo: Tensor
@@ -56,17 +60,14 @@ class MomentumTerm(NamedTuple):
     @classmethod
     def of(cls, view: ServerView, contributions: Tensor) -> "MomentumTerm":
         """contributions: (A, d) what the server's examples would add; what their squares lack to the largest is l^2."""
-        echo_factor, divisor = cls.scales(view)
+        d, expected = view.uploads.shape[1], expected_of(view)
         signal = contributions.norm().square() / len(contributions)
-        square = (view.largest**2 - signal).clamp(min=0.0)
-        return cls(square * echo_factor, square / divisor + view.noise_std**2, signal)
-
-    @staticmethod
-    def scales(view: ServerView) -> tuple[float, float]:
-        """What l^2 is multiplied by for the echo, and divided by for its part of the variance."""
-        d = view.uploads.shape[1]
-        repeated = min(MOST_REPEATED, view.largest / (view.noise_std * math.sqrt(d) + TINY))
-        return MOMENTUM_MARGIN / (1 - repeated), d * (1 - repeated**2)
+        square = (view.largest**2 - signal).clamp(min=0.0) * expected.square()
+        longest = (view.largest * expected).square()
+        repeated = longest / (longest + view.noise_std**2 * d).clamp(min=TINY)  # r^2
+        echo = square * (MOMENTUM_MARGIN / (1 - repeated.sqrt().clamp(max=MOST_REPEATED)))
+        shared = d * (1 - repeated.clamp(max=MOST_REPEATED**2))
+        return cls(echo, square / shared + view.noise_std**2, signal)
 
 
 class Common(NamedTuple):
@@ -107,6 +108,7 @@ class OwnProjections(NamedTuple):
     of_examples: (A, n) the server's examples along each. own_averages, main_difference, label_difference: as in
     `FortifiedState`. label_loads: (n,) how far the own averages lie along the label direction; label_shares: (n,) of
     each in the label difference; products: (n,) the inner products of the uploads with them. All are in their unit.
+    along_main: (n,) the cosines of the angles between own averages and the main difference.
     """
 
     along_means: Tensor
@@ -121,6 +123,7 @@ class OwnProjections(NamedTuple):
     label_loads: Tensor
     label_shares: Tensor
     products: Tensor
+    along_main: Tensor
 
     @classmethod
     def of(
@@ -181,6 +184,7 @@ class OwnProjections(NamedTuple):
             label_shares=loads[2] / length,
             products=of_uploads,
             label_loads=own_products[1],
+            along_main=own_products[0] / lengths,
         )
 
 
@@ -193,8 +197,8 @@ class Projections(NamedTuple):
     along_labels: (n,) the uploads along the label difference, and labels_of_examples: (A,) the server's examples.
     examples_along: (A,) these along the label direction, times its length.
     label_direction: as in `FortifiedState`, after the round; turned: () the cosine of the angle that it turned by.
-    momentum: what momentum may add. along_last, own_averages, main_difference, label_difference, label_loads,
-    label_shares: as in `OwnProjections`.
+    momentum: what momentum may add. along_main, along_last, own_averages, main_difference, label_difference,
+    label_loads, label_shares: as in `OwnProjections`.
     """
 
     of_uploads: Tensor
@@ -203,6 +207,7 @@ class Projections(NamedTuple):
     lengths: Tensor
     own_lengths: Tensor
     momentum: MomentumTerm
+    along_main: Tensor
     along_last: Tensor
     along_labels: Tensor
     labels_of_examples: Tensor
@@ -249,6 +254,7 @@ class Projections(NamedTuple):
             lengths=lengths,
             own_lengths=own.lengths,
             momentum=momentum,
+            along_main=own.along_main,
             # Without the worker's own part in the label difference: its examples are in both, however honest it is.
             along_last=own.along_last,
             along_labels=own.along[:, COMMON] - state.label_shares * own.products,

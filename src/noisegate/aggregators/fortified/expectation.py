@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from noisegate.aggregators.fortified.directions import Projections
+from noisegate.aggregators.fortified.mixture import expected_of
 from noisegate.aggregators.fortified.moments import LEAST_LENGTH
 from noisegate.aggregators.fortified.state import OWN_SPEED, TINY, FortifiedState, update_speeds
 from noisegate.views import ServerView
@@ -55,18 +56,18 @@ def expected(view: ServerView, state: FortifiedState, projections: Projections) 
     cancelling = allowance[:, 0].square() / projections.lengths[0].clamp(min=LEAST_LENGTH) / -4
     apart = projections.along_gradient - allowance[:, 0]
     low[:, 0] = torch.minimum(cancelling, apart) - slack[:, 0]
-    high[:, 1:] += echoes(state, projections)
+    high[:, 1:] += echoes(view, state, projections)
     high[:, -1] += moments.own_reach
     return Interval(low, high)
 
 
-def echoes(state: FortifiedState, projections: Projections) -> Tensor:
+def echoes(view: ServerView, state: FortifiedState, projections: Projections) -> Tensor:
     """(n, PROBES - 1) how much further an upload may lie because of an older upload that it depends on."""
-    echo = projections.momentum.echo
+    echo = projections.momentum.echo[:, None]
     # What one upload can have added to the newest part of a moving average of updates.
-    newest = state.largest_weights.amax() * echo * update_speeds(state.update_averages)[:, 0]
-    newest = newest / projections.lengths[1:-1].clamp(min=TINY)
-    # The main difference is older than anything that an upload still depends on.
-    common = torch.cat([newest, torch.zeros_like(newest[:1])]).expand(len(projections.own_lengths), -1)
-    own = OWN_SPEED * echo / projections.own_lengths
-    return torch.cat([common, own[:, None]], 1).clamp(max=1.0)
+    newest = state.largest_weights.amax() * update_speeds(state.update_averages)[:, 0]
+    newest = echo * (newest / projections.lengths[1:-1].clamp(min=TINY))
+    own = echo * OWN_SPEED / projections.own_lengths[:, None]
+    # Older uploads are in the main difference as far as the worker's own average lies along it.
+    main = own * projections.along_main.abs()[:, None]
+    return torch.minimum(torch.cat([newest, main, own], 1), expected_of(view)[:, None])

@@ -42,8 +42,8 @@ class ExampleMoments(NamedTuple):
         cls, along: Tensor, own: Tensor, mix: Tensor, unknown: Tensor, reach: Tensor, noise: Tensor, batch: int
     ) -> "ExampleMoments":
         """along: (A, K - 1) the examples along the directions that all workers share. own: (A, n) along each worker's
-        own, which comes last. mix: (n, C), and unknown: (n,), as in `Mixture`. noise: () the variance of the noise
-        along any direction.
+        own, which comes last. mix: (n, C), and unknown: (n,), as in `Mixture`. noise: (n,) or () the variance of the
+        noise along any direction.
         """
         shared, each_own = _by_class(along, mix.shape[1]), _by_class(own, mix.shape[1])
         squares = mix.square()
@@ -59,7 +59,7 @@ class ExampleMoments(NamedTuple):
         spread = spread * (squares.sum(1, keepdim=True) * mix.shape[1]).sqrt()
         furthest = (mix.sum(1) * reach - mean[:, -1]).clamp(min=0.0)
         shared_error = torch.minimum(error, equal.square() * of_all)
-        variance = (second / batch + noise).clamp(min=LEAST_LENGTH**2)
+        variance = (second / batch + noise.expand(len(mix))[:, None]).clamp(min=LEAST_LENGTH**2)
         return cls(mean, error, shared_error, spread, furthest, variance)
 
     def allowance(self) -> Tensor:
