@@ -530,7 +530,7 @@ HARMLESS_MODULES = {
     "picky": Picky,
     "dropping": dropping,
 }
-CLOSED = {"relu", "root", "dropping"}
+CLOSED = {"relu", "normed", "pooled", "root", "picky", "dropping"}
 
 
 def harmless_data(name: str) -> Dataset:

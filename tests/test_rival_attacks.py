@@ -587,7 +587,8 @@ def test_the_answer_knows_nothing_of_the_aggregators_state(quick):
 
     def aggregator(view, state):
         seen.append("rounds" in state)
-        return replace(mean_of(view.uploads), reason=torch.where(view.present, 0, 1), state={"rounds": view.norms})
+        reason = torch.where(view.present, 0, 1)
+        return replace(mean_of(view.uploads), kept=view.present, reason=reason, state={"rounds": view.norms})
 
     run = prepare(quick(), Compute(device="cpu")).federation.change(attack=asking(), aggregator=aggregator)
     state = first_state(run)

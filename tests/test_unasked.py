@@ -60,6 +60,7 @@ def test_the_trap_snaps():
 def test_an_aggregator_does_not_ask_and_decides_the_same(name, absent):
     """absent: with malformed and missing uploads."""
     aggregator, state, state_there = BUILDERS[name](), {}, {}
+    one = torch.tensor(1)
     for seed in range(3):
         uploads = honest_uploads(seed)
         uploads[3] = 40.0
@@ -69,7 +70,7 @@ def test_an_aggregator_does_not_ask_and_decides_the_same(name, absent):
         there = {each: on_device(getattr(view, each)) for each in TENSORS}
         there["missing"] = on_device(view.missing) if absent else None
         there["auxiliary"] = lambda normalized, view=view: on_device(view.auxiliary(normalized))
-        there["contributions"] = lambda shift, view=view: on_device(view.contributions(torch.tensor(1)))
+        there["contributions"] = lambda shift, view=view: on_device(view.contributions(one))
         plain = aggregator(view, state)
         if name in ASKS:
             verdict = aggregator(replace(view, **there), state_there)
