@@ -705,11 +705,8 @@ def test_what_wraps_an_aggregator_passes_it_on(quick, around):
 
 @pytest.mark.parametrize("form", ["word", "rows"])
 def test_it_is_one_answer_for_a_round(faltering, form):
-    with pytest.raises(
-        SpecError,
-        says = "the fell_back of its verdict must be a tensor of shape \\(\\), bool on cpu, or None; Faltering"
-        with pytest.raises(SpecError, match=says):
-    ):
+    says = "the fell_back of its verdict must be a tensor of shape \\(\\), bool on cpu, or None; Faltering"
+    with pytest.raises(SpecError, match=says):
         run(faltering(form=form), compute=CPU)
 
 
