@@ -121,7 +121,7 @@ def test_it_says_in_how_many_rounds_the_aggregator_fell_back(trial, tmp_path):
     (tmp_path / "federation.toml").write_bytes((trial.server / "federation.toml").read_bytes())
     (tmp_path / "state").mkdir()
     write(tmp_path / "state", [line(i, **({"fell_back": True} if i in (2, 3, 7) else {})) for i in range(9)])
-    assert "rounds fallen back 3 in which the aggregator's premise failed" in Reader(report(tmp_path)).text
+    assert "rounds fallen back 3 in which the aggregator used a simpler rule" in Reader(report(tmp_path)).text
 
 
 def test_what_a_title_says_is_shown_as_text(trial):

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from conftest import sealed
 from noisegate import Compute, Spec, reference, run
 from noisegate.privacy import Cost, together
+from noisegate.runs.publish import statement
 from noisegate.runs.statement import _up
 
 SPEC = Spec(
@@ -110,6 +111,20 @@ def test_the_text_says_all_of_it_and_nothing_else(cli, folder, tmp_path):
     assert str(SPEC.seed) not in everything
     for private in ('accuracy"', 'curve"', 'seed"', "worker_epsilons", "honest_rejected"):
         assert private not in everything, private
+
+
+def test_no_folder_of_the_machine_is_published(folder):
+    """A model, a worker or the server's examples may be named by a path; what they are called is enough."""
+    found = json.loads((folder / "result.json").read_text())
+    found["model"] = "/home/somebody/clinic/mine.py:build"
+    found["spec"] |= {"worker": {"name": "C:\\clinic\\own.py:Mine"}, "auxiliary_from": "../private/ours.npz"}
+    said = statement(found, {}, "0")
+    assert (said["model"]["name"], said["worker"], said["server_examples"]["from"]) == (
+        "mine.py:build",
+        "own.py:Mine",
+        "ours.npz",
+    )
+    assert not any(place in json.dumps(said) for place in ("somebody", "clinic", "private/"))
 
 
 def test_numbers_are_never_rounded_down():

@@ -151,7 +151,7 @@ def _headline(record: ServerRecord) -> list[tuple[str, str, str]]:
     if settings.epsilon is not None and settings.delta is not None:
         shown.append(("epsilon", f"{settings.epsilon:g}", f"stated for all rounds, delta {settings.delta:.2g}"))
     if fallen := sum(line.get("fell_back") is True for line in record.rounds):
-        shown.append(("rounds fallen back", f"{fallen:,}", "in which the aggregator's premise failed"))
+        shown.append(("rounds fallen back", f"{fallen:,}", "in which the aggregator used a simpler rule"))
     waits = [_second(line, "wait") for line in record.rounds]
     known = [wait for wait in waits if wait is not None]
     if known:

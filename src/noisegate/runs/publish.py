@@ -156,16 +156,16 @@ def statement(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | No
         "sigma": found["sigma"],
         "noise_over_change": found["sigma"] / SAMPLINGS[spec["sampling"]].sensitivity,
         "batch": spec["batch"],
-        "worker": plain(spec["worker"]["name"]),
+        "worker": _named(spec["worker"]["name"]),
         "mechanism": mechanism,
         "accountant": plain(found["accountant"]),
         "randomness": "the operating system's, kept nowhere",
         "floating_point": {"epsilon": epsilon, "delta": delta} if mechanism == "gaussian" else None,
         "server_examples": {
             "per_class": spec["auxiliary"],
-            "from": plain(spec.get("auxiliary_from") or "the same data"),
+            "from": _named(spec.get("auxiliary_from") or "the same data"),
         },
-        "model": {"name": plain(found["model"]), "parameters": found["parameters"], "sha256": model},
+        "model": {"name": _named(found["model"]), "parameters": found["parameters"], "sha256": model},
         "noisegate": __version__,
         "trained_beside": [
             {"run": name, **{key: other[key] if other else None for key in ("epsilon", "delta", "rounds")}}
@@ -174,6 +174,11 @@ def statement(found: Mapping[str, Any], others: Mapping[str, dict[str, Any] | No
         "together": _together(found, others),
         "not_covered": list(NOT_COVERED),
     }
+
+
+def _named(name: Any) -> str:
+    """What a part or a file is called, without the folders that it lies in: these are nobody else's business."""
+    return plain(str(name).replace("\\", "/").rpartition("/")[2])
 
 
 def _groups(found: Mapping[str, Any], mechanism: str) -> dict[str, float]:
@@ -191,7 +196,7 @@ def _mechanism(spec: Mapping[str, Any]) -> str:
     """The mechanism of the spec's worker. A plugin is only named, since asking it would run its code."""
     known = unbuilt_spec(spec)
     if isinstance(known, UnbuiltSpec) and "worker" in known.plugins:
-        return f"that of {plain(spec['worker']['name'])}"
+        return f"that of {_named(spec['worker']['name'])}"
     return str((known.standin if isinstance(known, UnbuiltSpec) else known).build_worker().mechanism)
 
 
