@@ -16,6 +16,7 @@ from conftest import sealed
 from noisegate import DataError, Dataset, LabelFlip, NoisegateError, Result, SpecError, StoreError
 from noisegate.data import load as load_data
 from noisegate.streams import stream
+from test_own_data import Frame
 
 
 @pytest.fixture
@@ -251,3 +252,20 @@ def test_a_dataset_of_ones_own_is_predicted_too(quick, toy):
     assert (result.input_shape, result.classes) == ([5], 3)
     right = (result.predict(mine.x_test) == mine.y_test).double().mean()
     assert float(right) == pytest.approx(result.accuracy)
+
+
+def test_columns_of_a_frame_are_taken_by_their_names(quick, tmp_path):
+    """Another order of the columns, or more of them, changes nothing; one that is missing is said to be."""
+    rng = np.random.default_rng(1)
+    x = rng.uniform(-1, 1, (200, 2)) * [1.0, 0.1]
+    table = {"age": x[:, 0], "dose": x[:, 1], "ill": (x[:, 0] > 0).astype(int)}
+    mine = Dataset.of(Frame(table))
+    result = noisegate.run(quick(dataset="mine", workers=3), dataset=mine, out=tmp_path / "run")
+    assert result.feature_names == ["age", "dose"]
+    wanted = result.predict(x)
+    turned = Frame({"dose": x[:, 1], "note": ["-"] * 200, "age": x[:, 0]})
+    assert torch.equal(result.predict(turned), wanted)
+    assert torch.equal(noisegate.load(tmp_path / "run").predict(turned), wanted)
+    assert not torch.equal(result.predict(x[:, ::-1].copy()), wanted), "the order matters"
+    with pytest.raises(DataError, match="predict: x has no column 'dose', which the model was trained on; add it"):
+        result.predict(Frame({"age": x[:, 0]}))

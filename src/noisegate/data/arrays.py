@@ -87,12 +87,15 @@ def is_frame(value: Any) -> bool:
     return hasattr(value, "columns") and hasattr(value, "to_numpy") and hasattr(value, "__getitem__")
 
 
-def array_of(where: object, key: str, value: Any) -> NDArray[Any]:
-    """An array, a tensor, a list of numbers, or a frame or one of its columns, as a numpy array."""
+def array_of(where: object, key: str, value: Any, columns: Names = ()) -> NDArray[Any]:
+    """An array, a tensor, a list of numbers, or a frame or one of its columns, as a numpy array.
+
+    columns: those of a frame that are taken, in this order; unless given all, as they stand.
+    """
     if isinstance(value, Tensor):
         return _of_tensor(where, key, value)
     if is_frame(value):
-        return _of_frame(where, key, value)
+        return _of_frame(where, key, value, columns)
     if np.ma.is_masked(value):
         raise DataError(f"{where}: {key} has masked values; fill in or drop missing values first")
     try:
@@ -133,11 +136,15 @@ def _of_objects(array: NDArray[Any]) -> NDArray[Any]:
     return array
 
 
-def _of_frame(where: object, key: str, frame: Any) -> NDArray[Any]:
-    """The features of a frame. DataError that names the column that is not numbers, or has a hole."""
+def _of_frame(where: object, key: str, frame: Any, wanted: Names = ()) -> NDArray[Any]:
+    """The features of a frame. DataError that names the column that is not numbers, has a hole, or is not there."""
     columns, names = [], list(frame.columns)
     if twice := next((name for place, name in enumerate(names) if name in names[:place]), None):
         raise DataError(f"{where}: column {shown(twice)} of {key} is there twice; name every column once")
+    known = {str(name): name for name in names}
+    if missing := [name for name in wanted if name not in known]:
+        raise DataError(f"{where}: {key} has no column {shown(missing[0])}, which the model was trained on; add it")
+    names = [known[name] for name in wanted] or names
     for name in names:
         column = array_of(where, f"column {shown(name)} of {key}", frame[name])
         if column.dtype.kind not in "buif":

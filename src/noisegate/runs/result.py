@@ -56,7 +56,7 @@ class Result:
     class_shares, class_rates: with balanced sampling the public share of each class, and the rate at which its
     examples are drawn; sampling_rate is the highest of these, which is priced. None with any other sampling.
     model_name: of the module (`model` in result.json). input_shape: of what it takes of one example; classes: how many
-    there are. Results of earlier versions have neither.
+    there are; feature_names: the columns of a table. Results of earlier versions have none of these.
     """
 
     accuracy: float
@@ -109,6 +109,7 @@ class Result:
     frozen: int = 0
     class_shares: list[float] | None = None
     class_rates: list[float] | None = None
+    feature_names: list[str] | None = None
     _trained: TrainedModel | StoredModel | None = field(default=None, repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
@@ -127,10 +128,11 @@ class Result:
     def predict(self, x: Any) -> Tensor:
         """The class that the trained model gives each of the examples `x`, (N, ...): (N,) whole numbers.
 
-        x: a tensor, an array or a frame, as for `Dataset`. With features they are turned into these first.
+        x: a tensor, an array or a frame, as for `Dataset`. With features they are turned into these first. Of a frame
+        the columns are taken that it was trained on, by their names.
         """
         shape = None if self.input_shape is None else tuple(self.input_shape)
-        return self._model().predict(x, shape)
+        return self._model().predict(x, shape, tuple(self.feature_names or ()))
 
     def plot(self) -> Any:
         """The accuracy over the rounds, as a plotly figure."""
@@ -210,6 +212,7 @@ def summarize(spec: Spec, setup: Setup, progress: Progress) -> Result:
         ms_per_round=1e3 * progress.seconds / federation.schedule.rounds,
         input_shape=list(setup.x_test.shape[1:]),
         classes=federation.adversary.classes,
+        feature_names=list(setup.given[0].feature_names) or None,
         _trained=TrainedModel(examined[0], progress.state.params.cpu().clone(), setup.make),
     )
     return replace(result, metrics=measured(setup.metrics, exam, vars(result)))

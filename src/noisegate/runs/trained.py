@@ -47,9 +47,12 @@ class TrainedModel:
         return module
 
     @torch.no_grad()
-    def predict(self, x: Any, shape: tuple[int, ...] | None) -> Tensor:
-        """(N,) the class of each example, the one with the highest score. shape: of what the model takes of one."""
-        examples = features_of("predict", "x", array_of("predict", "x", x))
+    def predict(self, x: Any, shape: tuple[int, ...] | None, columns: tuple[str, ...] = ()) -> Tensor:
+        """(N,) the class of each example, the one with the highest score. shape: of what the model takes of one.
+
+        columns: of a frame, those that the model was trained on, whatever their order; unless given all, as they stand.
+        """
+        examples = features_of("predict", "x", array_of("predict", "x", x, columns))
         if self.features is not None:
             examples = embed(self.features, examples)
         if shape is not None and tuple(examples.shape[1:]) != shape:
