@@ -219,9 +219,9 @@ def quick(monkeypatch):
     """What takes time and has nothing to do with crashes: a way to sums is chosen once, and budgets are not priced."""
     real, made = Terms.mechanism, {}
 
-    def mechanism(terms, model, examples):
+    def mechanism(terms, model, examples, size=0):
         if terms.parameters not in made:
-            made[terms.parameters] = real(terms, model, examples)
+            made[terms.parameters] = real(terms, model, examples, size)
         return made[terms.parameters]
 
     monkeypatch.setattr(Terms, "mechanism", mechanism)
