@@ -81,8 +81,20 @@ class Sampling(Protocol):
         ...
 
 
+class AlikeForClasses:
+    """What a scheme says that draws alike from all classes."""
+
+    def loads(self, sizes: Tensor, declared: int, labels: Tensor) -> Tensor:
+        """The sizes."""
+        return sizes
+
+    def as_many(self, declared: int) -> int:
+        """The declared number."""
+        return declared
+
+
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(AlikeForClasses):
     """Every example is in the batch by itself, with probability batch / declared; a batch may be empty."""
 
     batch: int
@@ -111,14 +123,6 @@ class Poisson:
     def priced(self, sizes: Sequence[int], declared: int) -> list[int]:
         """The declared one for all: the true sizes stay private."""
         return [declared] * len(sizes)
-
-    def loads(self, sizes: Tensor, declared: int, labels: Tensor) -> Tensor:
-        """The sizes."""
-        return sizes
-
-    def as_many(self, declared: int) -> int:
-        """The declared number."""
-        return declared
 
     def rate(self, examples: int) -> float:
         """batch / examples, of which there are as many as were declared."""
@@ -185,7 +189,7 @@ class EqualBatch(Poisson):
 
 
 @dataclass(frozen=True)
-class FixedSize:
+class FixedSize(AlikeForClasses):
     """Exactly `batch` examples, every subset of that size equally likely."""
 
     batch: int
@@ -215,14 +219,6 @@ class FixedSize:
     def priced(self, sizes: Sequence[int], declared: int) -> list[int]:
         """The true sizes, which are public under this relation."""
         return list(sizes)
-
-    def loads(self, sizes: Tensor, declared: int, labels: Tensor) -> Tensor:
-        """The sizes."""
-        return sizes
-
-    def as_many(self, declared: int) -> int:
-        """The declared number."""
-        return declared
 
     def rate(self, examples: int) -> float:
         """batch / examples."""

@@ -85,9 +85,8 @@ def _check_one(model: FlatModel, params: Tensor, x: Tensor, y: Tensor) -> None:
         if two.numel() == 2:
             _check_logit(model, params, pair)
         with torch.no_grad():
-            model.losses(
-                params, x[:1].clone(), y[:1].clone()
-            )  # whose shape tells a loss of numbers from one of classes
+            # Of one example alone: there the shape tells a loss of numbers from one of classes.
+            model.losses(params, x[:1].clone(), y[:1].clone())
             once, again = (model.losses(params, x[:2].clone(), y[:2].clone()) for _ in range(2))
         if differ(once, again, SUSPECT):
             raise SpecError(

@@ -255,8 +255,8 @@ class Projections(NamedTuple):
             own_lengths=own.lengths,
             momentum=momentum,
             along_main=own.along_main,
-            # Without the worker's own part in the label difference: its examples are in both, however honest it is.
             along_last=own.along_last,
+            # Without the worker's own part in the label difference: its examples are in both, however honest it is.
             along_labels=own.along[:, COMMON] - state.label_shares * own.products,
             labels_of_examples=of_examples[:, COMMON],
             examples_along=of_examples[:, COMMON + 1],
