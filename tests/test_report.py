@@ -382,7 +382,7 @@ def test_a_run_begins_with_a_verdict_in_plain_words(made):
         beside = {} if clean is None else {"reference": {**result, "accuracy": clean}}
         return of_run(replace(record, result=result, beside=beside))[0]
 
-    assert lead(0.89) == "The attack did no harm that could be told from chance."
+    assert lead(0.89) == "The attack did no harm to accuracy that could be told from chance."
     assert lead(0.5) == "The attack cost 40.0 points of accuracy."
     assert lead(0.5, clean=None).startswith("What the attack cost is not known")
     assert lead(0.5, majority_share=0.5).startswith("The model learned next to nothing")

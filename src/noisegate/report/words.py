@@ -60,8 +60,10 @@ def _lead(result: dict[str, Any], clean: dict[str, Any] | None, attacked: bool, 
         return "What the attack cost is not known: the reference was not run, or is not in this folder."
     cost = clean["accuracy"] - accuracy
     if examples and cost <= by_chance(clean["accuracy"], examples):
-        return "The attack did no harm that could be told from chance."
-    return f"The attack cost {100 * cost:.1f} points of accuracy." if cost > 0 else "The attack did no harm."
+        return "The attack did no harm to accuracy that could be told from chance."
+    if cost <= 0:
+        return "The attack did no harm to accuracy."
+    return f"The attack cost {100 * cost:.1f} points of accuracy."
 
 
 def _privacy(result: dict[str, Any]) -> str:
